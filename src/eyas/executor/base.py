@@ -11,6 +11,8 @@ class Executor(Protocol):
 
     groups: tuple[KVGroupSpec, ...]
     kv_element_size: int  # bytes per KV value
+    vocab_size: int  # the target's
+    max_position: int  # the longest context that the target was trained for, in tokens
 
     def allocate_kv(self, num_blocks: tuple[int, ...], block_size: int) -> None:
         """Allocate each group's KV pool; once, before the first ``execute``."""

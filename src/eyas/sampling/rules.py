@@ -1,4 +1,4 @@
-"""SamplingRules: SamplingParams after the tokenizer has been asked; numbers only, for the worker."""
+"""SamplingRules: SamplingParams after the tokenizer was asked; numbers only, for the worker."""
 
 from dataclasses import dataclass
 

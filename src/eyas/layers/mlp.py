@@ -1,0 +1,43 @@
+"""The gated feed-forward block."""
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.layers.linear import Linear, load_linear
+from eyas.layers.source import Source
+from eyas.ops.base import Ops
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)): [T, H] -> [T, H] (Shazeer 2020, SwiGLU)."""
+
+    def __init__(self, ops: Ops, gate_up: Linear, down: Linear) -> None:
+        self._ops = ops
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
+        gate_up_TI = self._gate_up(x_TH)
+        inner_TI = torch.empty(x_TH.shape[0], self._gate_up.num_outputs // 2)
+        self._ops.silu_mul(gate_up_TI, inner_TI)
+        return self._down(inner_TI)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLPSpec:
+    """A gated feed-forward block; ``bias``: all three projections have one."""
+
+    intermediate_size: int
+    bias: bool = False
+
+    def build(self, source: Source, prefix: str, hidden_size: int) -> GatedMLP:
+        """From the checkpoint's ``{prefix}.mlp.*``."""
+        size = self.intermediate_size
+        gate_up = [(f"{prefix}.mlp.gate_proj", size), (f"{prefix}.mlp.up_proj", size)]
+        down = [(f"{prefix}.mlp.down_proj", hidden_size)]
+        return GatedMLP(
+            source.ops,
+            load_linear(source, gate_up, hidden_size, self.bias),
+            load_linear(source, down, size, self.bias),
+        )

@@ -1,0 +1,100 @@
+"""Rotary position embedding (Su et al. 2021) and how a config describes it."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Rope:
+    """Cosines and sines of a position's angles, in the half-rotated layout.
+
+    ``inv_freq`` [D / 2] float32. An angle is the float32 product of position and frequency, as
+    transformers computes it and as the checkpoints were trained; its cosine and sine are taken in
+    float64 and rounded, so that they are the nearest float32 values whatever the library.
+    """
+
+    def __init__(self, inv_freq: torch.Tensor) -> None:
+        self._inv_freq = inv_freq.numpy()
+
+    def angles(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin), [T, D] each."""
+        positions_T1 = positions_T.numpy().astype(np.float32)[:, None]
+        half = (positions_T1 * self._inv_freq).astype(np.float64)
+        angles = np.concatenate([half, half], axis=-1)
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        return torch.from_numpy(cos), torch.from_numpy(sin)
+
+
+def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
+    """The rope that ``config`` describes, in transformers' old keys (rope_theta, rope_scaling) or
+    new one (rope_parameters). ``rope_freq_factors``, from a GGUF file, divides the frequencies.
+
+    Types "default", "linear" and "llama3" (Llama 3.1) are known; ValueError naming any other.
+    """
+    parameters = _parameters(config)
+    for partial in (config.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")):
+        if partial not in (None, 1, 1.0):
+            raise ValueError(f"partial_rotary_factor {partial} is not supported: only 1 is")
+    theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+    if not isinstance(theta, int | float) or theta <= 0:
+        raise ValueError(f"rope_theta {theta!r} must be a positive number")
+    inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "linear":
+        inv_freq /= _positive(parameters, "factor")
+    elif kind == "llama3":
+        original = parameters.get("original_max_position_embeddings")
+        length = config["max_position_embeddings"] if original is None else original
+        inv_freq = _llama3(inv_freq, parameters, length)
+    elif kind != "default":
+        raise ValueError(f"rope type {kind!r} is not supported: default, linear and llama3 are")
+
+    factors = config.get("rope_freq_factors")
+    if factors is not None:
+        if kind == "llama3":
+            raise ValueError("rope_freq_factors and rope type 'llama3' scale twice: give one")
+        if len(factors) != head_dim // 2:
+            raise ValueError(
+                f"rope_freq_factors has {len(factors)} entries, but head_dim {head_dim} needs "
+                f"{head_dim // 2}"
+            )
+        inv_freq /= torch.tensor(factors, dtype=torch.float32)
+    return Rope(inv_freq)
+
+
+def _parameters(config: dict[str, Any]) -> dict[str, Any]:
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if new and old and new != old:
+        raise ValueError("the config has both rope_parameters and rope_scaling, and they differ")
+    parameters = new or old or {}
+    if not isinstance(parameters, dict):
+        raise ValueError(f"rope_parameters must be an object, not {parameters!r}")
+    for key, value in parameters.items():
+        if isinstance(value, dict):
+            raise ValueError(f"rope parameters per layer type ({key!r}) are not supported")
+    return parameters
+
+
+def _positive(parameters: dict[str, Any], key: str) -> float:
+    value = parameters.get(key)
+    if not isinstance(value, int | float) or value <= 0:
+        raise ValueError(f"rope {key} {value!r} must be a positive number")
+    return float(value)
+
+
+def _llama3(inv_freq: torch.Tensor, parameters: dict[str, Any], length: int) -> torch.Tensor:
+    """Llama 3.1's scaling: wavelengths over ``length / low_freq_factor`` positions are stretched by
+    ``factor``, those under ``length / high_freq_factor`` kept, and those between interpolated."""
+    factor = _positive(parameters, "factor")
+    low = _positive(parameters, "low_freq_factor")
+    high = _positive(parameters, "high_freq_factor")
+    if high <= low:
+        raise ValueError(f"rope high_freq_factor {high} must be above low_freq_factor {low}")
+    wavelength = 2 * math.pi / inv_freq
+    smooth = ((length / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    scaled = inv_freq / factor
+    between = (1 - smooth) * scaled + smooth * inv_freq
+    return torch.where(smooth >= 1, inv_freq, torch.where(smooth <= 0, scaled, between))

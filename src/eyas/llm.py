@@ -1,0 +1,310 @@
+"""LLM: offline generation, with vLLM's names."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from eyas.config import EngineConfig
+from eyas.drafters.registry import parse_speculative_config
+from eyas.engine.collector import OutputKind
+from eyas.engine.engine import Engine, EngineOptions
+from eyas.engine.inputs import Prompt
+from eyas.engine.metrics import Metric
+from eyas.engine.output import RequestOutput
+from eyas.engine.scheduler import SchedulerOptions
+from eyas.engine.spec_report import SpecDecodeStats
+from eyas.executor.inproc import InprocExecutor, load_executor
+from eyas.loading.checkpoint import load_tokenizer, open_checkpoint
+from eyas.sampling.params import SamplingParams
+from eyas.tensors import StoredTensor, Weights
+from eyas.tokenizer import Tokenizer
+
+# Arguments of vLLM's LLM (0.11) that have no counterpart here, so that the error can say so.
+_ONLY_IN_VLLM = frozenset(
+    """
+    skip_tokenizer_init trust_remote_code allowed_local_media_path tensor_parallel_size
+    quantization tokenizer_revision gpu_memory_utilization swap_space cpu_offload_gb enforce_eager
+    max_seq_len_to_capture disable_custom_all_reduce disable_async_output_proc hf_token
+    hf_overrides mm_processor_kwargs pooler_config override_pooler_config compilation_config
+    logits_processors runner convert tokenizer_mode task load_format download_dir config_format
+    pipeline_parallel_size data_parallel_size enable_expert_parallel enable_lora max_loras
+    max_lora_rank guided_decoding_backend structured_outputs_config kv_transfer_config
+    distributed_executor_backend worker_cls disable_log_stats long_prefill_token_threshold
+    max_logprobs generation_config override_generation_config model_impl served_model_name
+    scheduling_policy async_scheduling disable_sliding_window num_gpu_blocks_override
+    limit_mm_per_prompt attention_config kv_cache_memory_bytes rope_scaling rope_theta
+    """.split()
+)
+
+_DEFAULT_STEP_TOKENS = 512
+
+
+class LLM:
+    """An engine in this process. Use it as a context manager, or call ``shutdown`` when done.
+
+    Arguments are EngineConfig's fields; ``speculative_config`` is a dict with "method" ("ngram" or
+    "draft_model"), "num_speculative_tokens", optionally "acceptance" ("exact" or "rejection"), and
+    the method's own keys ("prompt_lookup_max", "prompt_lookup_min"; "model"). ValueError, in one
+    line, for anything unknown, impossible or contradictory.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        use_tqdm_on_load: bool = True,
+        **options: Any,
+    ) -> None:
+        _refuse_unknown(options)
+        if speculative_config is not None and not speculative_config:
+            raise ValueError("speculative_config is empty: leave it out, or name a 'method'")
+        speculative = parse_speculative_config(speculative_config) if speculative_config else None
+        config = EngineConfig(model=str(model), speculative=speculative, **options)
+        checkpoint = open_checkpoint(config.model, revision=config.revision)
+        self._tokenizer = (
+            load_tokenizer(config.tokenizer) if config.tokenizer else load_tokenizer(checkpoint)
+        )
+        with _LoadingBar(config.model, disable=not use_tqdm_on_load) as bar:
+            executor = load_executor(config, checkpoint, bar.watch)
+        self.engine = Engine(
+            executor, self._tokenizer, _engine_options(config, executor, self._tokenizer)
+        )
+        self._request_numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt: text, token ids, or {"prompt_token_ids": …} / {"prompt": …}.
+
+        Returns one output per prompt, in order; a request that fails alone has the finish reason
+        "error". ``truncate_prompt_tokens`` keeps that many of a prompt's last tokens (-1: as many
+        as fit); without it a prompt that is too long is refused. ValueError, before anything runs,
+        if a prompt or a parameter is impossible.
+        """
+        batch = _as_list(prompts)
+        params = _params_for(batch, sampling_params)
+        request_ids: list[str] = []
+        try:
+            for prompt, one in zip(
+                tqdm(batch, desc="Adding requests", disable=not use_tqdm), params, strict=True
+            ):
+                request_ids.append(self._add(prompt, one, "final_only", truncate_prompt_tokens))
+            outputs = self._run(len(batch), use_tqdm)
+        finally:
+            # Interrupted or failed: leave nothing of this call behind. (Finished ones are gone.)
+            for request_id in request_ids:
+                self.engine.abort_request(request_id)
+        return [outputs[request_id] for request_id in request_ids]
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]:
+        """One conversation ([{"role": …, "content": …}, …]) or a list of them, through the model's
+        chat template (or the one given, which is rendered in a sandbox)."""
+        conversations = messages if messages and isinstance(messages[0], Sequence) else [messages]
+        prompts = [
+            {
+                "prompt_token_ids": self._tokenizer.encode(
+                    self._tokenizer.apply_chat_template(
+                        list(conversation),
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        chat_template=chat_template,
+                    ),
+                    add_special_tokens=False,  # the template writes them
+                )
+            }
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Cumulative outputs of one request, after every step that brought it tokens. Closing the
+        iterator aborts the request."""
+        request_id = self._add(prompt, sampling_params or SamplingParams(), "cumulative")
+        try:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        yield output
+                        if output.finished:
+                            return
+        finally:
+            self.engine.abort_request(request_id)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters and vectors since the start; each metric's help gives its formula."""
+        return self.engine.get_metrics()
+
+    def spec_stats(self) -> SpecDecodeStats:
+        """Speculation statistics since the start."""
+        return self.engine.spec_stats()
+
+    def reset_prefix_cache(self) -> None:
+        self.engine.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        self.engine.shutdown()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        output_kind: OutputKind,
+        truncate_prompt_tokens: int | None = None,
+    ) -> str:
+        request_id = str(next(self._request_numbers))
+        self.engine.add_request(
+            request_id,
+            prompt,
+            params,
+            output_kind=output_kind,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+        return request_id
+
+    def _run(self, count: int, use_tqdm: bool) -> dict[str, RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        num_input = num_output = 0
+        with tqdm(total=count, desc="Processed prompts", disable=not use_tqdm) as bar:
+            while len(outputs) < count:
+                for output in self.engine.step():
+                    if not output.finished:
+                        continue
+                    outputs[output.request_id] = output
+                    num_input += len(output.prompt_token_ids)
+                    num_output += sum(len(sample.token_ids) for sample in output.outputs)
+                    seconds = max(bar.format_dict["elapsed"], 1e-9)
+                    bar.set_postfix_str(
+                        f"est. speed input: {num_input / seconds:.2f} toks/s, "
+                        f"output: {num_output / seconds:.2f} toks/s",
+                        refresh=False,
+                    )
+                    bar.update()
+        return outputs
+
+
+class _LoadingBar:
+    """A progress bar over the tensors that a model takes."""
+
+    def __init__(self, name: str, disable: bool) -> None:
+        self._bar = tqdm(desc=f"Loading {name}", unit=" tensors", disable=disable, leave=False)
+
+    def watch(self, weights: Weights) -> Weights:
+        return _WatchedWeights(weights, self._bar)
+
+    def __enter__(self) -> "_LoadingBar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+
+class _WatchedWeights:
+    def __init__(self, weights: Weights, bar: Any) -> None:
+        self._weights = weights
+        self._bar = bar
+
+    def has(self, name: str) -> bool:
+        return self._weights.has(name)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        self._bar.update()
+        return self._weights.take(name, shape)
+
+    def finish(self) -> None:
+        self._weights.finish()
+
+
+def _engine_options(
+    config: EngineConfig, executor: InprocExecutor, tokenizer: Tokenizer
+) -> EngineOptions:
+    """The engine's limits: as asked for, or as the model and usual sizes suggest."""
+    max_model_len = config.max_model_len or executor.max_position
+    if max_model_len > executor.max_position:
+        raise ValueError(
+            f"max_model_len is {max_model_len}, but {config.model} was made for contexts of "
+            f"{executor.max_position} tokens: lower it"
+        )
+    step_tokens = config.max_num_batched_tokens
+    if step_tokens is None:
+        at_least = config.max_num_seqs if config.enable_chunked_prefill else max_model_len
+        step_tokens = max(_DEFAULT_STEP_TOKENS, at_least)
+    limits = SchedulerOptions(
+        config.max_num_seqs, step_tokens, max_model_len, config.enable_chunked_prefill
+    )
+    return EngineOptions(
+        vocab_size=executor.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        limits=limits,
+        max_drafts=config.speculative.num_speculative_tokens if config.speculative else None,
+        seed=config.seed,
+        block_size=config.block_size,
+        kv_cache_memory=config.kv_cache_memory,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    known = EngineConfig.__dataclass_fields__.keys() - {"model", "speculative"}
+    for name in options:
+        if name in _ONLY_IN_VLLM:
+            raise ValueError(f"LLM: {name!r} exists in vLLM but not in Eyas: leave it out")
+        if name not in known:
+            raise ValueError(
+                f"LLM: unknown argument {name!r}: known are speculative_config, "
+                f"use_tqdm_on_load, {', '.join(sorted(known))}"
+            )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt in any of its forms, or several, as a list of prompts."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    batch: list[Any] = list(prompts)
+    return [batch] if batch and all(isinstance(item, int) for item in batch) else batch
+
+
+def _params_for(
+    batch: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if given is None:
+        given = SamplingParams()
+    if isinstance(given, SamplingParams):
+        return [given] * len(batch)
+    params = list(given)
+    if len(params) != len(batch):
+        raise ValueError(
+            f"{len(params)} sampling_params for {len(batch)} prompts: give one, or one per prompt"
+        )
+    return params

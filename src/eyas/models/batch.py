@@ -1,0 +1,50 @@
+"""Segments of requests -> one ForwardBatch for one model. Used by the runner and by drafters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eyas.models.base import ForwardBatch, LayerGroup
+from eyas.ops.base import AttentionSpan, Ops
+from eyas.types import BlockTable
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one request: ``token_ids[i]`` stands at ``position + i``; ``tables``
+    has one entry per layer group of the model."""
+
+    token_ids: Sequence[int]
+    position: int
+    tables: Sequence[BlockTable]
+
+
+def build_batch(
+    segments: Sequence[Segment], groups: Sequence[LayerGroup], ops: Ops, block_size: int
+) -> ForwardBatch:
+    """Concatenate the segments, and plan attention once per layer group.
+
+    Metadata belongs to a group: each plan is built from that group's own shape and tables.
+    """
+    token_ids = [token for segment in segments for token in segment.token_ids]
+    positions = [
+        position
+        for segment in segments
+        for position in range(segment.position, segment.position + len(segment.token_ids))
+    ]
+    plans = tuple(
+        ops.plan_attention(group.attention, _spans(segments, index), block_size)
+        for index, group in enumerate(groups)
+    )
+    return ForwardBatch(torch.tensor(token_ids), torch.tensor(positions), plans)
+
+
+def _spans(segments: Sequence[Segment], group_index: int) -> list[AttentionSpan]:
+    spans, row = [], 0
+    for segment in segments:
+        table = segment.tables[group_index]
+        count = len(segment.token_ids)
+        spans.append(AttentionSpan(row, count, segment.position, table.first, table.blocks))
+        row += count
+    return spans

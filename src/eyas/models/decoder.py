@@ -1,0 +1,118 @@
+"""A decoder-only model as a declarative list of layers.
+
+A model file reads its config into a DecoderSpec; ``build_decoder`` reads the checkpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+
+from eyas.kv_spec import KVGroupSpec
+from eyas.layers.embedding import Embedding, load_embedding_and_head
+from eyas.layers.layer import Layer, LayerSpec
+from eyas.layers.linear import Linear
+from eyas.layers.norm import RMSNorm, load_rms_norm
+from eyas.layers.rope import Rope
+from eyas.layers.source import Source
+from eyas.models.base import ForwardBatch, LayerGroup
+from eyas.ops.base import AttentionShape, KVLayer, Ops
+from eyas.tensors import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """``tied_head``: the output head is the embedding table."""
+
+    vocab_size: int
+    hidden_size: int
+    max_position: int
+    layers: tuple[LayerSpec, ...]
+    final_norm_eps: float
+    tied_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacedLayer:
+    """A layer, its rope, and its place in the KV: layer ``index`` of group ``group``."""
+
+    layer: Layer
+    rope: Rope | None
+    group: int
+    index: int
+
+
+class Decoder:
+    """The Model protocol over any list of layers."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        groups: tuple[LayerGroup, ...],
+        embedding: Embedding,
+        layers: Sequence[_PlacedLayer],
+        final_norm: RMSNorm,
+        head: Linear,
+    ) -> None:
+        self.vocab_size = spec.vocab_size
+        self.hidden_size = spec.hidden_size
+        self.max_position = spec.max_position
+        self.groups = groups
+        self._embedding = embedding
+        self._layers = tuple(layers)
+        self._ropes = {placed.rope for placed in layers if placed.rope is not None}
+        self._final_norm = final_norm
+        self._head = head
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[Sequence[KVLayer]]) -> torch.Tensor:
+        """See Model.forward."""
+        x_TH = self._embedding(batch.token_ids_T)
+        angles = {rope: rope.angles(batch.positions_T) for rope in self._ropes}
+        for placed in self._layers:
+            placed.layer(
+                x_TH,
+                batch.plans[placed.group],
+                kv[placed.group][placed.index],
+                None if placed.rope is None else angles[placed.rope],
+            )
+        return self._final_norm(x_TH)
+
+    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """See Model.logits."""
+        return self._head(hidden_RH)
+
+
+def build_decoder(spec: DecoderSpec, weights: Weights, ops: Ops, owner: str) -> Decoder:
+    """Read ``model.*`` and ``lm_head`` from ``weights``; ValueError if anything is left over."""
+    source = Source(weights, ops)
+    embedding, head = load_embedding_and_head(
+        source, spec.vocab_size, spec.hidden_size, spec.tied_head
+    )
+    shapes = [layer.attention.shape for layer in spec.layers]
+    order = list(dict.fromkeys(shapes))  # in order of first appearance
+    layers = [
+        _PlacedLayer(
+            layer=layer.build(source, f"model.layers.{number}", spec.hidden_size),
+            rope=layer.attention.rope,
+            group=order.index(shapes[number]),
+            index=shapes[:number].count(shapes[number]),
+        )
+        for number, layer in enumerate(spec.layers)
+    ]
+    final_norm = load_rms_norm(source, "model.norm", spec.hidden_size, spec.final_norm_eps)
+    weights.finish()
+    groups = tuple(_group(shape, shapes.count(shape), owner) for shape in order)
+    return Decoder(spec, groups, embedding, layers, final_norm, head)
+
+
+def _group(shape: AttentionShape, num_layers: int, owner: str) -> LayerGroup:
+    assert owner in ("target", "draft"), owner
+    kv = KVGroupSpec(
+        owner=cast(Literal["target", "draft"], owner),
+        num_layers=num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        window=shape.window,
+    )
+    return LayerGroup(kv, shape)

@@ -1,0 +1,75 @@
+"""Running a model by hand over a paged cache: shuffled blocks, NaN wherever nothing true is kept."""
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.models.base import ForwardBatch, Model
+from eyas.ops.base import AttentionSpan, KVLayer, Ops
+
+
+class PagedSequence:
+    """One sequence's cache in a model's layer groups, and forwards of chunks of it.
+
+    The blocks of a group are a random permutation of its pool; every slot starts as NaN. Blocks
+    that no later position can see are dropped from the table and filled with NaN again.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ops: Ops,
+        length: int,
+        block_size: int = 16,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.model, self.ops, self.block_size = model, ops, block_size
+        self.position = 0
+        generator = torch.Generator().manual_seed(seed)
+        num_blocks = (length + block_size - 1) // block_size
+        pool = num_blocks + 3
+        self.tables = [
+            torch.randperm(pool, generator=generator)[:num_blocks].tolist() for _ in model.groups
+        ]
+        self.kv = []
+        for group in model.groups:
+            shape = (pool * block_size, group.kv.num_kv_heads, group.kv.head_dim)
+            self.kv.append(
+                [
+                    KVLayer(
+                        torch.full(shape, float("nan"), dtype=dtype),
+                        torch.full(shape, float("nan"), dtype=dtype),
+                    )
+                    for _ in range(group.kv.num_layers)
+                ]
+            )
+
+    def forward(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Final hidden states [T, H] of the next tokens."""
+        count = len(tokens)
+        plans = []
+        for group, table, layers in zip(self.model.groups, self.tables, self.kv, strict=True):
+            first = group.kv.first_needed(self.position) // self.block_size
+            for block in table[:first]:
+                slots = slice(block * self.block_size, (block + 1) * self.block_size)
+                for layer in layers:
+                    layer.keys[slots] = float("nan")
+                    layer.values[slots] = float("nan")
+            last = (self.position + count - 1) // self.block_size
+            span = AttentionSpan(0, count, self.position, first, tuple(table[first : last + 1]))
+            plans.append(self.ops.plan_attention(group.attention, [span], self.block_size))
+        positions = torch.arange(self.position, self.position + count)
+        batch = ForwardBatch(torch.tensor(list(tokens)), positions, tuple(plans))
+        self.position += count
+        return self.model.forward(batch, self.kv)
+
+    def forward_in(self, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """Forward ``tokens`` in chunks of ``sizes`` (repeating the last one)."""
+        parts, done = [], 0
+        remaining = list(sizes)
+        while done < len(tokens):
+            size = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+            parts.append(self.forward(tokens[done : done + size]))
+            done += len(parts[-1])
+        return torch.cat(parts)
