@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from eyas.layers.config import read_dense_config, read_flag, require_full_attention
+from eyas.layers.config import (
+    read_dense_config,
+    read_flag,
+    read_window,
+    require_full_attention,
+)
 from eyas.models.base import Model
 from eyas.models.dense import build_dense
 from eyas.ops.base import Ops
@@ -13,6 +18,11 @@ def load(config: dict[str, Any], weights: Weights, ops: Ops, owner: str) -> Mode
     """See ModelLoader."""
     dense = read_dense_config(config)
     require_full_attention(config)
+    if read_window(config) is not None:
+        raise ValueError(
+            f"sliding_window {config['sliding_window']} is not supported by model type 'llama': "
+            "set it to null, or the model type to 'mistral'"
+        )
     bias = read_flag(config, "attention_bias")
     attention = dense.attention(None, qkv_bias=bias, output_bias=bias)
     return build_dense(
