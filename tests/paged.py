@@ -1,4 +1,4 @@
-"""Running a model by hand over a paged cache: shuffled blocks, NaN wherever nothing true is kept."""
+"""Running a model by hand over a paged cache: shuffled blocks, NaN where nothing true is kept."""
 
 from collections.abc import Sequence
 

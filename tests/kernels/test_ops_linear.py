@@ -79,7 +79,7 @@ def test_values(ops: Ops, shape: tuple[int, int]) -> None:
     num_outputs, columns = shape
     weight, bias, x_TK = random(*shape), random(num_outputs, seed=1), random(19, columns, seed=2)
     handle = ops.pack_linear([InMemoryTensor(weight)], bias)
-    stored = weight.to(handle.weight_NK.dtype).double()  # type: ignore[attr-defined]
+    stored = weight.to(handle.weight_NK.dtype).double()
     exact = x_TK.double() @ stored.T + bias.double()
     # K products and K additions, in any order (Higham 2002, section 3.1), then the bias.
     bound = (columns + 2) * EPS * (x_TK.double().abs() @ stored.abs().T + bias.abs())
@@ -91,7 +91,7 @@ def test_stacked_weights_are_one_weight(ops: Ops, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(packing, "_CHUNK_BYTES", 4 * 24 * 3)  # three rows at a time
     parts = [InMemoryTensor(random(size, 24, seed=size)) for size in (7, 3, 10)]
     handle = ops.pack_linear(parts, None)
-    assert torch.equal(handle.weight_NK, torch.cat([part.read() for part in parts]))
+    assert torch.equal(handle.weight_NK[:20], torch.cat([part.read() for part in parts]))
     assert [part.releases for part in parts] == [1, 1, 1]
 
 
@@ -128,7 +128,7 @@ def test_a_blas_that_is_not_row_exact_is_refused(monkeypatch: pytest.MonkeyPatch
         out_NR[:, 0] = torch.mv(weight_NK.double(), block_KR[:, 0].double()).float()
 
     monkeypatch.setattr(row_exact, "multiply", multiply)
-    with pytest.raises(RuntimeError, match=r"\[33, 100\] weight .* use the reference ops"):
+    with pytest.raises(RuntimeError, match=r"\[48, 100\] weight .* use the reference ops"):
         TorchOps().pack_linear([InMemoryTensor(random(33, 100))], None)
 
 

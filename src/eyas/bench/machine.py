@@ -87,7 +87,7 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", ".")
+        changed = git("status", "--porcelain", "--", ":/src")
         return git("rev-parse", "HEAD")[:12] + ("-changed" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

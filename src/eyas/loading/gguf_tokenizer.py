@@ -168,7 +168,6 @@ _TEKKEN_SPLIT = _split_by(
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _TAIL
 )
 _SPLITS: dict[str, Callable[[], Any]] = {
-    "default": _gpt2_split,
     "gpt-2": _gpt2_split,
     "smollm": _smollm_split,
     "llama-bpe": _LLAMA3_SPLIT,

@@ -3,8 +3,8 @@
 Two facts make them so, and the kernel tests prove both: IEEE add, subtract, multiply, divide,
 square root and maximum are exactly rounded, so they give the same bits in every layout; and
 numpy's ``exp`` and its sum over a contiguous last axis do not change with the position in the
-buffer or with the number of rows. (torch's vectorised exp, sigmoid and sum do: they treat the tail
-of a buffer, and each thread's share of it, differently.)
+buffer or with the number of rows. (torch's sigmoid and silu do: a vector's tail is rounded
+differently from its body.)
 """
 
 import numpy as np

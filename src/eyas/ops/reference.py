@@ -49,12 +49,14 @@ class ReferenceOps:
 
     def linear(self, handle: ReferenceWeight, x_TK: torch.Tensor, out_TN: torch.Tensor) -> None:
         weight, out = handle.weight_NK.numpy(), out_TN.numpy()
-        for t, x_K in enumerate(x_TK.numpy()):
-            for start in range(0, len(weight), _WEIGHT_ROWS):
-                rows = slice(start, start + _WEIGHT_ROWS)
-                out[t, rows] = np.add.reduce(weight[rows] * x_K, axis=-1)
-            if handle.bias_N is not None:
-                out[t] += handle.bias_N.numpy()
+        # Overflow and NaN are the model's: they may reach the output, but are no reason to warn.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for t, x_K in enumerate(x_TK.numpy()):
+                for start in range(0, len(weight), _WEIGHT_ROWS):
+                    rows = slice(start, start + _WEIGHT_ROWS)
+                    out[t, rows] = np.add.reduce(weight[rows] * x_K, axis=-1)
+                if handle.bias_N is not None:
+                    out[t] += handle.bias_N.numpy()
 
     def embed(self, handle: ReferenceWeight, ids_T: torch.Tensor, out_TH: torch.Tensor) -> None:
         for t, token_id in enumerate(ids_T.tolist()):
@@ -101,14 +103,15 @@ class ReferenceOps:
         scale: float,
         out_TQD: torch.Tensor,
     ) -> None:
-        for span in plan.spans:
-            for i in range(span.num_queries):
-                row, position = span.row + i, span.position + i
-                for head in range(plan.shape.num_query_heads):
-                    q_D = q_TQD[row, head].numpy() * np.float32(scale)
-                    out_TQD[row, head] = torch.from_numpy(
-                        _attend(plan, span, position, head, q_D, kv)
-                    )
+        # Overflow and NaN are the model's: they may reach the output, but are no reason to warn.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for span in plan.spans:
+                for i in range(span.num_queries):
+                    row, position = span.row + i, span.position + i
+                    for head in range(plan.shape.num_query_heads):
+                        q_D = q_TQD[row, head].numpy() * np.float32(scale)
+                        out_D = _attend(plan, span, position, head, q_D, kv)
+                        out_TQD[row, head] = torch.from_numpy(out_D)
 
 
 def _slot(span: AttentionSpan, position: int, block_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -13,13 +14,16 @@ from eyas.ops.row_exact import ROWS, check_attention_products, check_multiply, m
 from eyas.ops.tiled_attention import TiledAttention
 from eyas.tensors import StoredTensor
 
-_WEIGHT_TILE = 2048  # rows of a weight per product; larger ones are slower on the CPUs measured
+_WEIGHT_TILE = 2048  # at most so many rows of a weight per product: more is slower where measured
+_WEIGHT_ROWS = 16  # in multiples of so many: with fewer rows than 12, MKL's bits vary with threads
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A [N, K] weight in its stored type, the same in tiles of rows, and an optional bias [N]."""
+    """A [N, K] weight in its stored type, with rows of zeros up to a multiple of _WEIGHT_ROWS; the
+    same in tiles; and an optional bias [N]."""
 
+    num_outputs: int
     weight_NK: torch.Tensor
     tiles: tuple[torch.Tensor, ...]
     bias_N: torch.Tensor | None
@@ -61,19 +65,17 @@ class TorchOps:
     def pack_linear(
         self, weights: Sequence[StoredTensor], bias: torch.Tensor | None
     ) -> PackedWeight:
-        weight_NK = pack_rows(weights, self._weight_dtype)
-        num_outputs, columns = weight_NK.shape
+        weight_NK = pack_rows(weights, self._weight_dtype, _WEIGHT_ROWS)
+        num_outputs, columns = sum(weight.shape[0] for weight in weights), weight_NK.shape[1]
         assert bias is None or (bias.shape == (num_outputs,) and bias.dtype == torch.float32)
-        tiles = tuple(
-            weight_NK[start : start + _WEIGHT_TILE] for start in range(0, num_outputs, _WEIGHT_TILE)
-        )
+        tiles = _even_tiles(weight_NK)
         self._blocks.setdefault(columns, _Scratch(ROWS, columns))
-        for tile in (tiles[0], tiles[-1]):
+        for tile in tiles:
             if tile.shape not in self._checked:
                 check_multiply(tile.float())
                 self._checked.add(tile.shape)
                 self._products.setdefault(tile.shape[0], _Scratch(tile.shape[0], ROWS))
-        return PackedWeight(weight_NK, tiles, bias)
+        return PackedWeight(num_outputs, weight_NK, tiles, bias)
 
     def pack_embedding(self, weight: StoredTensor) -> PackedWeight:
         return self.pack_linear([weight], None)
@@ -85,15 +87,16 @@ class TorchOps:
         start = 0
         for stored_tile_NK in handle.tiles:
             tile_NK = self._widen(stored_tile_NK)
-            stop = start + len(tile_NK)
-            product = self._products[stop - start]
+            product = self._products[len(tile_NK)]
+            stop = min(start + len(tile_NK), handle.num_outputs)
+            product_RN = product.array.T[:, : stop - start]
             for row in range(0, num_rows, ROWS):
                 count = min(ROWS, num_rows - row)
                 # Always copied: the operands then have one shape, layout and alignment.
                 block.array[:count] = x[row : row + count]
                 block.array[count:] = 0.0
                 multiply(tile_NK, block.transposed, product.tensor)
-                out[row : row + count, start:stop] = product.array.T[:count]
+                out[row : row + count, start:stop] = product_RN[:count]
             start = stop
         if handle.bias_N is not None:
             out += exact_math.array(handle.bias_N)
@@ -147,3 +150,12 @@ class TorchOps:
             self._wide_weight = torch.empty(tile_NK.numel())
         wide_NK = self._wide_weight[: tile_NK.numel()].view(tile_NK.shape)
         return wide_NK.copy_(tile_NK)
+
+
+def _even_tiles(weight_NK: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The weight in as few tiles as _WEIGHT_TILE allows, of nearly the same number of rows: a small
+    last one would be slow, and of a shape that few have tried."""
+    groups = len(weight_NK) // _WEIGHT_ROWS
+    count = -(-len(weight_NK) // _WEIGHT_TILE)
+    edges = [groups * i // count * _WEIGHT_ROWS for i in range(count + 1)]
+    return tuple(weight_NK[start:stop] for start, stop in pairwise(edges))
