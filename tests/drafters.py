@@ -7,7 +7,7 @@ from eyas.drafters.base import Draft, DraftContext, FeatureRequest
 
 
 class ScriptedDrafter:
-    """Proposes what ``choose(right_token, position)`` makes of the tokens that plain decoding gives.
+    """Proposes what ``choose(right_token, position)`` makes of plain decoding's tokens.
 
     ``script`` maps a prompt (a tuple of ids) to prompt + plain output; beyond its end the right
     token is taken to be 0.

@@ -21,23 +21,7 @@ from eyas.loading.checkpoint import load_tokenizer, open_checkpoint
 from eyas.sampling.params import SamplingParams
 from eyas.tensors import StoredTensor, Weights
 from eyas.tokenizer import Tokenizer
-
-# Arguments of vLLM's LLM (0.11) that have no counterpart here, so that the error can say so.
-_ONLY_IN_VLLM = frozenset(
-    """
-    skip_tokenizer_init trust_remote_code allowed_local_media_path tensor_parallel_size
-    quantization tokenizer_revision gpu_memory_utilization swap_space cpu_offload_gb enforce_eager
-    max_seq_len_to_capture disable_custom_all_reduce disable_async_output_proc hf_token
-    hf_overrides mm_processor_kwargs pooler_config override_pooler_config compilation_config
-    logits_processors runner convert tokenizer_mode task load_format download_dir config_format
-    pipeline_parallel_size data_parallel_size enable_expert_parallel enable_lora max_loras
-    max_lora_rank guided_decoding_backend structured_outputs_config kv_transfer_config
-    distributed_executor_backend worker_cls disable_log_stats long_prefill_token_threshold
-    max_logprobs generation_config override_generation_config model_impl served_model_name
-    scheduling_policy async_scheduling disable_sliding_window num_gpu_blocks_override
-    limit_mm_per_prompt attention_config kv_cache_memory_bytes rope_scaling rope_theta
-    """.split()
-)
+from eyas.vllm_arguments import ONLY_IN_VLLM
 
 _DEFAULT_STEP_TOKENS = 512
 
@@ -278,7 +262,7 @@ def _engine_options(
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = EngineConfig.__dataclass_fields__.keys() - {"model", "speculative"}
     for name in options:
-        if name in _ONLY_IN_VLLM:
+        if name in ONLY_IN_VLLM:
             raise ValueError(f"LLM: {name!r} exists in vLLM but not in Eyas: leave it out")
         if name not in known:
             raise ValueError(

@@ -45,5 +45,5 @@ class Weights(Protocol):
         ...
 
     def finish(self) -> None:
-        """ValueError naming every tensor that nobody took: a model that ignores weights is wrong."""
+        """ValueError naming every tensor that nobody took: a model that ignores any is wrong."""
         ...

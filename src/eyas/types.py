@@ -11,8 +11,8 @@ from eyas.sampling.rules import SamplingRules
 
 @dataclass(frozen=True, slots=True)
 class BlockTable:
-    """A request's KV blocks in one layer group: ``blocks[i]`` holds the positions
-    ``(first + i) * block_size`` to ``(first + i + 1) * block_size - 1``; earlier ones were freed."""
+    """A request's KV blocks in one layer group: ``blocks[i]`` holds the
+    ``block_size`` positions from ``(first + i) * block_size`` on; earlier blocks were freed."""
 
     first: int
     blocks: tuple[int, ...]

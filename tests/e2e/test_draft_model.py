@@ -105,7 +105,7 @@ def test_every_draft_token_is_that_of_a_cache_free_forward(draft_type, overrides
 
 
 def test_rejection_sampling_has_the_targets_distribution() -> None:
-    """Chi-square on triples of tokens through the whole engine, against transformers' probabilities.
+    """Chi-square on triples of tokens through the engine, against transformers' probabilities.
 
     The first token is plain, the other two come from verifying the draft model's proposals.
     """

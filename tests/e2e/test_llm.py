@@ -1,5 +1,6 @@
 """LLM end to end on tiny models: vLLM's interface, and bad input that disturbs nobody else."""
 
+import itertools
 import subprocess
 import sys
 
@@ -76,7 +77,7 @@ def test_stream_is_cumulative_and_closing_aborts(llm) -> None:
     whole = llm.generate("abc", GREEDY, use_tqdm=False)[0].outputs[0]
     parts = [output.outputs[0] for output in llm.stream("abc", GREEDY)]
     assert parts[-1] == whole
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in itertools.pairwise(parts):
         assert after.text.startswith(before.text)
         assert after.token_ids[: len(before.token_ids)] == before.token_ids
     stream = llm.stream("abc", GREEDY)
@@ -209,7 +210,8 @@ def test_a_script_on_standard_input_works() -> None:
     script = f"""
 from eyas import LLM, SamplingParams
 llm = LLM({str(tiny_checkpoint("llama", 0))!r}, kv_cache_memory=8 << 20)
-print(len(llm.generate("abc", SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids))
+output = llm.generate("abc", SamplingParams(max_tokens=4, ignore_eos=True))[0]
+print(len(output.outputs[0].token_ids))
 """
     result = subprocess.run(
         [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120, check=True

@@ -66,7 +66,7 @@ class Draft:
 
 class Drafter(Protocol):
     """``propose`` answers each request of the context in order, with at most ``max_drafts`` tokens
-    (fewer, or none, when it has no good guess). Anything it keeps per request goes in ``forget``."""
+    (fewer, or none, when it has no good guess). What it keeps per request goes in ``forget``."""
 
     needs: FeatureRequest
 

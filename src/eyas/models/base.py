@@ -40,9 +40,7 @@ class Model(Protocol):
     max_position: int  # the longest context it was trained for, in tokens
     groups: tuple[LayerGroup, ...]
 
-    def forward(
-        self, batch: ForwardBatch, kv: Sequence[Sequence[KVLayer]]
-    ) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[Sequence[KVLayer]]) -> torch.Tensor:
         """Final-norm hidden states [T, H] of the batch; writes the batch's KV."""
         ...
 
@@ -58,6 +56,4 @@ class ModelLoader(Protocol):
     ``owner`` says whose KV the groups are. ValueError for a config the model can't honour.
     """
 
-    def __call__(
-        self, config: dict[str, Any], weights: Weights, ops: Ops, owner: str
-    ) -> Model: ...
+    def __call__(self, config: dict[str, Any], weights: Weights, ops: Ops, owner: str) -> Model: ...

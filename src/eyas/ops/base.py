@@ -63,9 +63,7 @@ class Ops(Protocol):
 
     name: str
 
-    def pack_linear(
-        self, weights: Sequence[StoredTensor], bias: torch.Tensor | None
-    ) -> Handle:
+    def pack_linear(self, weights: Sequence[StoredTensor], bias: torch.Tensor | None) -> Handle:
         """Pack the [N_i, K] weights, stacked along N, into one handle; reads tensor by tensor and
         releases each one's file pages, so that there is never a second copy in memory."""
         ...
@@ -85,9 +83,7 @@ class Ops(Protocol):
         passes [T * heads, D]."""
         ...
 
-    def rope(
-        self, x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor
-    ) -> None:
+    def rope(self, x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> None:
         """Rotate in place, half-rotated layout: pairs (d, d + D/2) (Su et al. 2021, as in HF)."""
         ...
 
@@ -101,9 +97,7 @@ class Ops(Protocol):
         """Everything about a step's attention that does not depend on the layer."""
         ...
 
-    def write_kv(
-        self, plan: Handle, k_TGD: torch.Tensor, v_TGD: torch.Tensor, kv: KVLayer
-    ) -> None:
+    def write_kv(self, plan: Handle, k_TGD: torch.Tensor, v_TGD: torch.Tensor, kv: KVLayer) -> None:
         """Store the batch's keys and values in their slots, rounded to the cache's type."""
         ...
 
