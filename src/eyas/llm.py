@@ -1,7 +1,7 @@
 """LLM: offline generation, with vLLM's names."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -58,6 +58,8 @@ class LLM:
             executor, self._tokenizer, _engine_options(config, executor, self._tokenizer)
         )
         self._request_numbers = itertools.count()
+        # The latest output, not yet read, of each request that somebody waits for.
+        self._unread: dict[str, RequestOutput | None] = {}
 
     def generate(
         self,
@@ -81,11 +83,9 @@ class LLM:
                 tqdm(batch, desc="Adding requests", disable=not use_tqdm), params, strict=True
             ):
                 request_ids.append(self._add(prompt, one, "final_only", truncate_prompt_tokens))
-            outputs = self._run(len(batch), use_tqdm)
+            outputs = self._run(request_ids, use_tqdm)
         finally:
-            # Interrupted or failed: leave nothing of this call behind. (Finished ones are gone.)
-            for request_id in request_ids:
-                self.engine.abort_request(request_id)
+            self._forget(request_ids)
         return [outputs[request_id] for request_id in request_ids]
 
     def chat(
@@ -118,19 +118,22 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
-        """Cumulative outputs of one request, after every step that brought it tokens. Closing the
-        iterator aborts the request."""
+    ) -> Generator[RequestOutput, None, None]:
+        """Cumulative outputs of one request, after every step that brought it tokens (or several,
+        if ``generate`` is called in between). Closing the generator aborts the request."""
         request_id = self._add(prompt, sampling_params or SamplingParams(), "cumulative")
         try:
-            while self.engine.has_unfinished_requests():
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        yield output
-                        if output.finished:
-                            return
+            while True:
+                output = self._unread[request_id]
+                if output is None:
+                    self._step()
+                    continue
+                self._unread[request_id] = None
+                yield output
+                if output.finished:
+                    return
         finally:
-            self.engine.abort_request(request_id)
+            self._forget([request_id])
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -175,26 +178,46 @@ class LLM:
             output_kind=output_kind,
             truncate_prompt_tokens=truncate_prompt_tokens,
         )
+        self._unread[request_id] = None
         return request_id
 
-    def _run(self, count: int, use_tqdm: bool) -> dict[str, RequestOutput]:
+    def _step(self) -> None:
+        """One step of the engine; its outputs wait for whoever asked for them."""
+        for output in self.engine.step():
+            if output.request_id in self._unread:
+                self._unread[output.request_id] = output
+
+    def _forget(self, request_ids: Sequence[str]) -> None:
+        """Leave nothing of these requests behind, whether they finished or were interrupted."""
+        for request_id in request_ids:
+            self.engine.abort_request(request_id)
+            self._unread.pop(request_id, None)
+
+    def _run(self, request_ids: Sequence[str], use_tqdm: bool) -> dict[str, RequestOutput]:
+        """Step until all these requests, added as "final_only", have finished."""
         outputs: dict[str, RequestOutput] = {}
+        waiting = list(request_ids)
         num_input = num_output = 0
-        with tqdm(total=count, desc="Processed prompts", disable=not use_tqdm) as bar:
-            while len(outputs) < count:
-                for output in self.engine.step():
-                    if not output.finished:
-                        continue
-                    outputs[output.request_id] = output
+        with tqdm(total=len(waiting), desc="Processed prompts", disable=not use_tqdm) as bar:
+            while waiting:
+                self._step()
+                finished = {one for one in waiting if self._unread[one] is not None}
+                if not finished:
+                    continue
+                waiting = [one for one in waiting if one not in finished]
+                for request_id in finished:
+                    output = self._unread[request_id]
+                    assert output is not None
+                    outputs[request_id] = output
                     num_input += len(output.prompt_token_ids)
                     num_output += sum(len(sample.token_ids) for sample in output.outputs)
-                    seconds = max(bar.format_dict["elapsed"], 1e-9)
-                    bar.set_postfix_str(
-                        f"est. speed input: {num_input / seconds:.2f} toks/s, "
-                        f"output: {num_output / seconds:.2f} toks/s",
-                        refresh=False,
-                    )
-                    bar.update()
+                seconds = max(bar.format_dict["elapsed"], 1e-9)
+                bar.set_postfix_str(
+                    f"est. speed input: {num_input / seconds:.2f} toks/s, "
+                    f"output: {num_output / seconds:.2f} toks/s",
+                    refresh=False,
+                )
+                bar.update(len(finished))
         return outputs
 
 

@@ -87,6 +87,17 @@ def test_stream_is_cumulative_and_closing_aborts(llm) -> None:
     llm.engine.check_integrity()
 
 
+def test_a_stream_and_generate_share_the_engine(llm) -> None:
+    """``generate`` steps the engine while a stream is open; neither loses an output."""
+    whole = llm.generate("abc", GREEDY, use_tqdm=False)[0].outputs[0]
+    other = llm.generate("xyz", GREEDY, use_tqdm=False)[0].outputs[0]
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    assert llm.generate("xyz", GREEDY, use_tqdm=False)[0].outputs[0] == other
+    assert [output.outputs[0] for output in stream][-1] == whole
+    assert not llm.engine.has_unfinished_requests()
+
+
 def test_empty_batch(llm) -> None:
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 

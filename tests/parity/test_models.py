@@ -75,7 +75,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-SPLITS: list[list[int]] = [[LENGTH], [1], [100, 1], [7, 64, 2], [5]]
+SPLITS: list[list[int]] = [[LENGTH], [120, 1], [7, 64, 2, 30], [11]]
 
 
 @dataclass(frozen=True)

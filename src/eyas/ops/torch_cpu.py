@@ -102,7 +102,7 @@ class TorchOps:
             out += exact_math.array(handle.bias_N)
 
     def embed(self, handle: PackedWeight, ids_T: torch.Tensor, out_TH: torch.Tensor) -> None:
-        out_TH.copy_(handle.weight_NK.index_select(0, ids_T))
+        out_TH.copy_(handle.weight_NK[: handle.num_outputs].index_select(0, ids_T))
 
     def rms_norm(
         self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float, out_TH: torch.Tensor
