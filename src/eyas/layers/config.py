@@ -11,6 +11,8 @@ from eyas.layers.attention import AttentionSpec
 from eyas.layers.rope import Rope, read_rope
 from eyas.ops.base import AttentionShape
 
+_MOST_LAYERS = 10_000  # a damaged config must not cost memory before the first tensor is missed
+
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
@@ -80,7 +82,7 @@ def read_dense_config(config: dict[str, Any], default_head_dim: int | None = Non
         vocab_size=read_size(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=read_size(config, "intermediate_size"),
-        num_layers=read_size(config, "num_hidden_layers"),
+        num_layers=read_size(config, "num_hidden_layers", most=_MOST_LAYERS),
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -91,8 +93,10 @@ def read_dense_config(config: dict[str, Any], default_head_dim: int | None = Non
     )
 
 
-def read_size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A positive integer; null counts as absent."""
+def read_size(
+    config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1
+) -> int:
+    """A positive integer, at most ``most``; null counts as absent."""
     value = config.get(key)
     if value is None:
         value = default
@@ -100,6 +104,8 @@ def read_size(config: Mapping[str, Any], key: str, default: int | None = None) -
         raise ValueError(f"the config has no {key}")
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"{key} {value!r} must be a positive integer")
+    if value > most:
+        raise ValueError(f"{key} {value} is more than any model has: at most {most} is taken")
     return value
 
 

@@ -41,6 +41,7 @@ def test_an_unknown_model_type_is_refused(name: object) -> None:
         ("llama", {"hidden_size": None}, "no hidden_size"),
         ("llama", {"hidden_size": 49, "head_dim": None}, "hidden_size 49"),
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers 0"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more"),
         ("llama", {"vocab_size": "260"}, "vocab_size '260'"),
         ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps '1e-5'"),
         ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings 1"),
