@@ -6,6 +6,7 @@ trimmed blocks, loop controls, ``tojson``, ``raise_exception``, ``strftime_now``
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -31,7 +32,9 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: dict[str, Any],
     ) -> str:
-        """The prompt for ``messages``. ValueError, in one line, if the template fails or raises."""
+        """The prompt for ``messages``. ValueError, in one line, if they aren't messages with a role
+        and a text, or if the template fails or raises."""
+        _check_messages(messages)
         if continue_final_message and add_generation_prompt:
             raise ValueError(
                 "continue_final_message goes on with the last message, so it needs "
@@ -54,6 +57,20 @@ class ChatTemplate:
         except Exception as error:  # a template can fail in any way that Python can
             raise ValueError(f"the chat template failed: {' '.join(str(error).split())}") from error
         return _cut_after(text, last) if continue_final_message and last else text
+
+
+def _check_messages(messages: Sequence[Any]) -> None:
+    if not messages:
+        raise ValueError("the conversation is empty: give at least one message")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ValueError(
+                f"message {number} is a {type(message).__name__}: give a dict with 'role' and "
+                "'content'"
+            )
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise ValueError(f"message {number} has {key} {message.get(key)!r}: give a string")
 
 
 def _cut_after(text: str, content: str) -> str:

@@ -1,14 +1,14 @@
 """LLM: offline generation, with vLLM's names."""
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from eyas.config import EngineConfig
-from eyas.drafters.registry import parse_speculative_config
+from eyas.drafters.registry import SpeculativeOptions, parse_speculative_config
 from eyas.engine.collector import OutputKind
 from eyas.engine.engine import Engine, EngineOptions
 from eyas.engine.inputs import Prompt
@@ -44,10 +44,12 @@ class LLM:
         **options: Any,
     ) -> None:
         _refuse_unknown(options)
-        if speculative_config is not None and not speculative_config:
-            raise ValueError("speculative_config is empty: leave it out, or name a 'method'")
-        speculative = parse_speculative_config(speculative_config) if speculative_config else None
-        config = EngineConfig(model=str(model), speculative=speculative, **options)
+        for name in ("dtype", "kv_cache_dtype"):
+            if name in options:  # torch.float16 is as good as "float16"
+                options[name] = str(options[name]).removeprefix("torch.")
+        config = EngineConfig(
+            model=str(model), speculative=_read_speculative(speculative_config), **options
+        )
         checkpoint = open_checkpoint(config.model, revision=config.revision)
         self._tokenizer = (
             load_tokenizer(config.tokenizer) if config.tokenizer else load_tokenizer(checkpoint)
@@ -58,6 +60,7 @@ class LLM:
             executor, self._tokenizer, _engine_options(config, executor, self._tokenizer)
         )
         self._request_numbers = itertools.count()
+        self._is_shut_down = False
         # The latest output, not yet read, of each request that somebody waits for.
         self._unread: dict[str, RequestOutput | None] = {}
 
@@ -99,7 +102,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """One conversation ([{"role": …, "content": …}, …]) or a list of them, through the model's
         chat template (or the one given, which is rendered in a sandbox)."""
-        conversations = messages if messages and isinstance(messages[0], Sequence) else [messages]
+        conversations = _conversations(messages)
         prompts = [
             {
                 "prompt_token_ids": self._tokenizer.encode(
@@ -150,6 +153,8 @@ class LLM:
         self.engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
+        """End the engine; requests are refused from now on. May be called again."""
+        self._is_shut_down = True
         self.engine.shutdown()
 
     def __enter__(self) -> "LLM":
@@ -170,6 +175,8 @@ class LLM:
         output_kind: OutputKind,
         truncate_prompt_tokens: int | None = None,
     ) -> str:
+        if self._is_shut_down:
+            raise ValueError("this LLM was shut down: make a new one")
         request_id = str(next(self._request_numbers))
         self.engine.add_request(
             request_id,
@@ -294,12 +301,35 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             )
 
 
+def _read_speculative(config: Mapping[str, Any] | None) -> SpeculativeOptions | None:
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"speculative_config is a {type(config).__name__}: give a dict with 'method' and "
+            "'num_speculative_tokens'"
+        )
+    if not config:
+        raise ValueError("speculative_config is empty: leave it out, or name a 'method'")
+    return parse_speculative_config(config)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single prompt in any of its forms, or several, as a list of prompts."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is a {type(prompts).__name__}: give a prompt, or a list of them")
     batch: list[Any] = list(prompts)
     return [batch] if batch and all(isinstance(item, int) for item in batch) else batch
+
+
+def _conversations(messages: Sequence[Any]) -> list[Any]:
+    """One conversation, or a list of them, as a list."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ValueError(f"messages is a {type(messages).__name__}: give a list of messages")
+    several = bool(messages) and not any(isinstance(one, Mapping | str) for one in messages)
+    return list(messages) if several else [messages]
 
 
 def _params_for(
@@ -309,6 +339,10 @@ def _params_for(
         given = SamplingParams()
     if isinstance(given, SamplingParams):
         return [given] * len(batch)
+    if not isinstance(given, Sequence) or not all(isinstance(x, SamplingParams) for x in given):
+        raise ValueError(
+            f"sampling_params is {str(given)[:60]!r}: give SamplingParams, or a list of them"
+        )
     params = list(given)
     if len(params) != len(batch):
         raise ValueError(

@@ -112,7 +112,7 @@ def test_empty_batch(llm) -> None:
         ([1.5], "token id 1.5"),
         ([5] * 64, "64 tokens, but max_model_len=64"),
         ({"prompt_ids": [1]}, "unknown prompt key 'prompt_ids'"),
-        (3, "the prompt is a int"),
+        (3.5, "the prompt is a float"),
     ],
 )
 def test_a_bad_prompt_is_refused_and_nothing_stays(llm, prompt, message) -> None:
@@ -121,6 +121,46 @@ def test_a_bad_prompt_is_refused_and_nothing_stays(llm, prompt, message) -> None
     assert not llm.engine.has_unfinished_requests()
     llm.engine.check_integrity()
     assert len(llm.generate([5, 6], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None,), "prompts is a NoneType"),
+        ((5,), "prompts is a int"),
+        (("a", 5), "sampling_params is '5'"),
+        (("a", [None]), "sampling_params is"),
+        (("a", [GREEDY, GREEDY]), "2 sampling_params for 1 prompts"),
+    ],
+)
+def test_wrong_arguments_are_refused(llm, arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(*arguments, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", "messages is a str"),
+        (None, "messages is a NoneType"),
+        ([], "conversation is empty"),
+        (["hi"], "message 0 is a str"),
+        ([{"role": "user"}], "message 0 has content None"),
+        ([{"role": 5, "content": "x"}], "message 0 has role 5"),
+        ([{"role": "user", "content": ["x"]}], "message 0 has content"),
+    ],
+)
+def test_bad_conversations_are_refused(llm, messages, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+def test_after_shutdown_requests_are_refused() -> None:
+    made = tiny()
+    made.shutdown()
+    made.shutdown()
+    with pytest.raises(ValueError, match="shut down"):
+        made.generate("abc", GREEDY, use_tqdm=False)
 
 
 def test_a_long_prompt_is_cut_only_when_asked(llm) -> None:
@@ -148,6 +188,8 @@ def test_a_long_prompt_is_cut_only_when_asked(llm) -> None:
         ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1"),
         ({"speculative_config": {"method": "ngram"}}, "num_speculative_tokens is None"),
         ({"speculative_config": {}}, "speculative_config is empty"),
+        ({"speculative_config": "ngram"}, "speculative_config is a str"),
+        ({"speculative_config": [1]}, "speculative_config is a list"),
         ({"tokenizer": "/nowhere/at/all"}, "no model '/nowhere/at/all'"),
     ],
 )

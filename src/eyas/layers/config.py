@@ -158,6 +158,6 @@ def require_full_attention(config: Mapping[str, Any]) -> None:
 
 def _read_epsilon(config: Mapping[str, Any]) -> float:
     value = config.get("rms_norm_eps", 1e-6)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"rms_norm_eps {value!r} must be a number of at least 0")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise ValueError(f"rms_norm_eps {value!r} must be a number from 0 to below 1")
     return float(value)

@@ -38,7 +38,7 @@ def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
         if partial not in (None, 1, 1.0):
             raise ValueError(f"partial_rotary_factor {partial} is not supported: only 1 is")
     theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
-    if not isinstance(theta, int | float) or theta <= 0:
+    if not isinstance(theta, int | float) or not 0 < theta < math.inf:
         raise ValueError(f"rope_theta {theta!r} must be a positive number")
     inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
@@ -80,7 +80,7 @@ def _parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 def _positive(parameters: dict[str, Any], key: str) -> float:
     value = parameters.get(key)
-    if not isinstance(value, int | float) or value <= 0:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"rope {key} {value!r} must be a positive number")
     return float(value)
 

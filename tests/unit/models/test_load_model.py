@@ -44,6 +44,7 @@ def test_an_unknown_model_type_is_refused(name: object) -> None:
         ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more"),
         ("llama", {"vocab_size": "260"}, "vocab_size '260'"),
         ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps '1e-5'"),
+        ("llama", {"rms_norm_eps": float("inf")}, "rms_norm_eps inf"),
         ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings 1"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"sliding_window": 8}, "sliding_window 8"),
