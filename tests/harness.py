@@ -89,11 +89,12 @@ def make_engine(
     num_blocks: tuple[int, ...] | None = None,
     enable_prefix_caching: bool = True,
     poison: bool = True,
+    kv_dtype: torch.dtype = torch.float32,
     eos_token_ids: tuple[int, ...] = (EOS_ID,),
 ) -> Engine:
     """``num_blocks`` overrides the pools' sizes, to force preemption."""
     drafter = make_drafter(target, ops) if make_drafter else None
-    runner = ModelRunner(target, drafter, ops, acceptance, torch.float32)
+    runner = ModelRunner(target, drafter, ops, acceptance, kv_dtype)
     executor = (PoisonedExecutor if poison else InprocExecutor)(runner)
     options = EngineOptions(
         vocab_size=target.vocab_size,

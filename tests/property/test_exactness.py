@@ -3,9 +3,11 @@ preemptions, a request's token ids and log-probabilities are those of plain deco
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from drafters import ScriptedDrafter, always_right, always_wrong, random_mix
 from harness import MakeDrafter, make_engine, run, tiny_target
 from hypothesis import HealthCheck, given, settings
@@ -91,7 +93,12 @@ def bits(sample: CompletionOutput, prompt_logprobs: Any) -> list[tuple[int, byte
     ]
 
 
-def plain(model: tuple[Any, Any], prompt: Sequence[int], params: SamplingParams) -> Any:
+def plain(
+    model: tuple[Any, Any],
+    prompt: Sequence[int],
+    params: SamplingParams,
+    kv_dtype: torch.dtype = torch.float32,
+) -> Any:
     engine = make_engine(
         *model,
         max_model_len=MAX_LEN,
@@ -100,14 +107,9 @@ def plain(model: tuple[Any, Any], prompt: Sequence[int], params: SamplingParams)
         block_size=16,
         enable_prefix_caching=False,
         poison=False,
+        kv_dtype=kv_dtype,
     )
-    return run(engine, [prompt], [without_speculation(params)])[0]
-
-
-def without_speculation(params: SamplingParams) -> SamplingParams:
-    from dataclasses import replace
-
-    return replace(params, num_speculative_tokens=None)
+    return run(engine, [prompt], [replace(params, num_speculative_tokens=None)])[0]
 
 
 def drafter_factory(
@@ -131,14 +133,15 @@ def drafter_factory(
 
 def check(spec: Any, batch: Any, kind: str, data: st.DataObject) -> None:
     model = tiny_target(*spec)
-    expected = [plain(model, prompt, params) for prompt, params, _ in batch]
+    kv_dtype = data.draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16]), "KV")
+    expected = [plain(model, prompt, params, kv_dtype) for prompt, params, _ in batch]
     scripts: dict[tuple[int, ...], list[int]] = {}
     for (prompt, _, _), output in zip(batch, expected, strict=True):
         key = tuple(prompt)
         continued = [*prompt, *output.outputs[0].token_ids]
         if len(continued) > len(scripts.get(key, ())):
             scripts[key] = continued
-    block_size = data.draw(st.sampled_from([1, 4, 8, 16]), "block_size")
+    block_size = data.draw(st.sampled_from([1, 3, 8, 16, 200]), "block_size")
     max_drafts = data.draw(st.integers(1, 8), "K")
     num_seqs = data.draw(st.integers(1, 4), "max_num_seqs")
     make_drafter = drafter_factory(kind, 5, scripts, model[0].vocab_size, spec)
@@ -155,6 +158,7 @@ def check(spec: Any, batch: Any, kind: str, data: st.DataObject) -> None:
         block_size=block_size,
         num_blocks=(one + 1,) * num_groups if tight else None,
         enable_prefix_caching=data.draw(st.booleans(), "prefix caching"),
+        kv_dtype=kv_dtype,
     )
     actual = run(
         engine,
@@ -162,6 +166,10 @@ def check(spec: Any, batch: Any, kind: str, data: st.DataObject) -> None:
         [params for _, params, _ in batch],
         [arrival for _, _, arrival in batch],
     )
+    assert_same(expected, actual)
+
+
+def assert_same(expected: Sequence[Any], actual: Sequence[Any]) -> None:
     for left, right in zip(expected, actual, strict=True):
         a, b = left.outputs[0], right.outputs[0]
         assert b.error is None
@@ -191,3 +199,45 @@ def test_output_is_that_of_plain_decoding_alone(kind, spec, batch, data) -> None
 @given(spec=st.sampled_from(MODELS), batch=batches(), data=st.data())
 def test_output_is_that_of_plain_decoding_alone_longer(kind, spec, batch, data) -> None:
     check(spec, batch, kind, data)
+
+
+@pytest.mark.parametrize("kind", ["model", "random"])
+@pytest.mark.parametrize("spec", [MODELS[0], MODELS[4]])
+def test_under_preemption_and_cache_hits(kind, spec) -> None:
+    """A case of which it is known that it preempts, hits the cache, and rejects drafts."""
+    model = tiny_target(*spec)
+    shared = [5 + i % 11 for i in range(24)]
+    requests = [[*shared, 30 + i] for i in range(4)] + [[7, 8, 9, 10]]
+    params = [
+        SamplingParams(
+            temperature=0.9 * (i % 2),
+            seed=i,
+            max_tokens=40,
+            ignore_eos=True,
+            logprobs=2,
+            detokenize=False,
+        )
+        for i in range(len(requests))
+    ]
+    expected = [plain(model, *one) for one in zip(requests, params, strict=True)]
+    scripts = {
+        tuple(prompt): [*prompt, *output.outputs[0].token_ids]
+        for prompt, output in zip(requests, expected, strict=True)
+    }
+    make_drafter = drafter_factory(kind, 5, scripts, model[0].vocab_size, spec)
+    num_groups = len(model[0].groups) + len(make_drafter(*model).needs.kv_groups)
+    engine = make_engine(
+        *model,
+        make_drafter,
+        max_model_len=MAX_LEN,
+        max_num_seqs=4,
+        max_num_batched_tokens=40,
+        block_size=8,
+        num_blocks=(18,) * num_groups,
+    )
+    actual = run(engine, requests, params, arrivals=[0, 4, 8, 12, 16])
+    assert_same(expected, actual)
+    stats = engine.spec_stats()
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.kv.num_hit_tokens > 0
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens or kind == "model"
