@@ -191,6 +191,10 @@ def test_a_long_prompt_is_cut_only_when_asked(llm) -> None:
         ({"speculative_config": "ngram"}, "speculative_config is a str"),
         ({"speculative_config": [1]}, "speculative_config is a list"),
         ({"tokenizer": "/nowhere/at/all"}, "no model '/nowhere/at/all'"),
+        ({"tokenizer": 5}, "the model's name is 5"),
+        ({"tokenizer": "~nosuchuser/x"}, "no model '~nosuchuser/x'"),
+        ({"tokenizer": "a" * 5000}, "no model 'aaa.* too long"),
+        ({"kv_cache_memory": 10**24}, "KV cache can't be allocated"),
     ],
 )
 def test_bad_configuration_is_refused(options, message) -> None:

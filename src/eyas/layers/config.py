@@ -127,7 +127,7 @@ def read_layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int 
     """Each layer's window, from ``use_sliding_window``, ``sliding_window`` and either
     ``layer_types`` or, as in older configs, ``max_window_layers``: so many layers have none."""
     window = read_window(config) if read_flag(config, "use_sliding_window") else None
-    kinds = config.get("layer_types")
+    kinds = _read_layer_types(config)
     if kinds is None:
         if window is None:
             return (None,) * num_layers
@@ -151,9 +151,18 @@ def read_layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int 
 
 def require_full_attention(config: Mapping[str, Any]) -> None:
     """ValueError if ``layer_types`` names anything but full attention."""
-    for kind in config.get("layer_types") or ():
+    for kind in _read_layer_types(config) or ():
         if kind != "full_attention":
             raise ValueError(f"layer type {kind!r} is not supported by this model type")
+
+
+def _read_layer_types(config: Mapping[str, Any]) -> list[str] | None:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError(f"layer_types {str(kinds)[:60]} must be a list of strings")
+    return kinds
 
 
 def _read_epsilon(config: Mapping[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al. 2021) and how a config describes it."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
         inv_freq /= _positive(parameters, "factor")
     elif kind == "llama3":
         original = parameters.get("original_max_position_embeddings")
-        length = config["max_position_embeddings"] if original is None else original
+        key = "max_position_embeddings" if original is None else "original_max_position_embeddings"
+        length = _positive(config if original is None else parameters, key)
         inv_freq = _llama3(inv_freq, parameters, length)
     elif kind != "default":
         raise ValueError(f"rope type {kind!r} is not supported: default, linear and llama3 are")
@@ -56,11 +58,15 @@ def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
     if factors is not None:
         if kind == "llama3":
             raise ValueError("rope_freq_factors and rope type 'llama3' scale twice: give one")
+        if not isinstance(factors, list):
+            raise ValueError(f"rope_freq_factors {factors!r} must be a list of numbers")
         if len(factors) != head_dim // 2:
             raise ValueError(
                 f"rope_freq_factors has {len(factors)} entries, but head_dim {head_dim} needs "
                 f"{head_dim // 2}"
             )
+        numbers = dict(enumerate(factors))
+        factors = [_positive(numbers, index, "rope_freq_factors entry") for index in numbers]
         inv_freq /= torch.tensor(factors, dtype=torch.float32)
     return Rope(inv_freq)
 
@@ -78,14 +84,14 @@ def _parameters(config: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _positive(parameters: dict[str, Any], key: str) -> float:
+def _positive(parameters: Mapping[Any, Any], key: object, what: str = "rope") -> float:
     value = parameters.get(key)
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"rope {key} {value!r} must be a positive number")
+    if not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise ValueError(f"{what} {key} {value!r} must be a positive number, below 1e30")
     return float(value)
 
 
-def _llama3(inv_freq: torch.Tensor, parameters: dict[str, Any], length: int) -> torch.Tensor:
+def _llama3(inv_freq: torch.Tensor, parameters: dict[str, Any], length: float) -> torch.Tensor:
     """Llama 3.1's scaling: wavelengths over ``length / low_freq_factor`` positions are stretched by
     ``factor``, those under ``length / high_freq_factor`` kept, and those between interpolated."""
     factor = _positive(parameters, "factor")

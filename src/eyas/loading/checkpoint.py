@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,15 @@ def load_tokenizer(model: str | Checkpoint, *, revision: str | None = None) -> T
 
 
 def _resolve(model: str, revision: str | None) -> Path | GGUFFile:
-    path = Path(model).expanduser()
-    if model != DEMO and not path.exists() and _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
+    if not isinstance(model, str | PathLike):
+        raise ValueError(f"the model's name is {model!r}: give a string or a path")
+    model = str(model)
+    try:
+        path = Path(model).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, ~nobody, a zero byte
+        raise ValueError(f"no model {model[:80]!r}: {error}") from error
+    if model != DEMO and not exists and _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return _download(model, revision)
     if revision is not None:
         raise ValueError(f"revision {revision!r} only applies to a Hub id, and {model!r} is none")

@@ -43,6 +43,23 @@ def test_an_unknown_model_type_is_refused(name: object) -> None:
         ("llama", {"num_hidden_layers": 0}, "num_hidden_layers 0"),
         ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000 is more"),
         ("llama", {"vocab_size": "260"}, "vocab_size '260'"),
+        ("llama", {"layer_types": 5}, "layer_types 5 must be a list"),
+        ("qwen2", {"layer_types": [[1], [2]]}, "must be a list of strings"),
+        ("llama", {"rope_freq_factors": 1.5}, "rope_freq_factors 1.5 must be a list"),
+        ("llama", {"rope_freq_factors": [1.0, 2.0, 3.0, "x"]}, "entry 3 'x' must be a positive"),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": "x",
+                }
+            },
+            "original_max_position_embeddings 'x' must be a positive",
+        ),
         ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps '1e-5'"),
         ("llama", {"rms_norm_eps": float("inf")}, "rms_norm_eps inf"),
         ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings 1"),
