@@ -328,7 +328,9 @@ def _conversations(messages: Sequence[Any]) -> list[Any]:
     """One conversation, or a list of them, as a list."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValueError(f"messages is a {type(messages).__name__}: give a list of messages")
-    several = bool(messages) and not any(isinstance(one, Mapping | str) for one in messages)
+    several = bool(messages) and all(
+        isinstance(one, Sequence) and not isinstance(one, str) for one in messages
+    )
     return list(messages) if several else [messages]
 
 

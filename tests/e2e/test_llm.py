@@ -145,6 +145,7 @@ def test_wrong_arguments_are_refused(llm, arguments, message) -> None:
         (None, "messages is a NoneType"),
         ([], "conversation is empty"),
         (["hi"], "message 0 is a str"),
+        ([5], "message 0 is a int"),
         ([{"role": "user"}], "message 0 has content None"),
         ([{"role": 5, "content": "x"}], "message 0 has role 5"),
         ([{"role": "user", "content": ["x"]}], "message 0 has content"),

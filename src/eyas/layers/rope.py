@@ -39,8 +39,8 @@ def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
         if partial not in (None, 1, 1.0):
             raise ValueError(f"partial_rotary_factor {partial} is not supported: only 1 is")
     theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
-    if not isinstance(theta, int | float) or not 0 < theta < math.inf:
-        raise ValueError(f"rope_theta {theta!r} must be a positive number")
+    if not isinstance(theta, int | float) or not 0 < theta < 1e30:
+        raise ValueError(f"rope_theta {theta!r} must be a positive number, below 1e30")
     inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
 
     kind = parameters.get("rope_type", parameters.get("type", "default"))
