@@ -124,7 +124,7 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Cumulative outputs of one request, after every step that brought it tokens (or several,
         if ``generate`` is called in between). Closing the generator aborts the request."""
-        request_id = self._add(prompt, sampling_params or SamplingParams(), "cumulative")
+        request_id = self._add(prompt, _params_for([prompt], sampling_params)[0], "cumulative")
         try:
             while True:
                 output = self._unread[request_id]
