@@ -1,7 +1,9 @@
 """LLM: offline generation, with vLLM's names."""
 
 import itertools
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +19,7 @@ from eyas.engine.output import RequestOutput
 from eyas.engine.scheduler import SchedulerOptions
 from eyas.engine.spec_report import SpecDecodeStats
 from eyas.executor.inproc import InprocExecutor, load_executor
+from eyas.interrupts import deferred_interrupts
 from eyas.loading.checkpoint import load_tokenizer, open_checkpoint
 from eyas.sampling.params import SamplingParams
 from eyas.tensors import StoredTensor, Weights
@@ -51,8 +54,8 @@ class LLM:
             model=str(model), speculative=_read_speculative(speculative_config), **options
         )
         checkpoint = open_checkpoint(config.model, revision=config.revision)
-        self._tokenizer = (
-            load_tokenizer(config.tokenizer) if config.tokenizer else load_tokenizer(checkpoint)
+        self._tokenizer = load_tokenizer(
+            checkpoint if config.tokenizer is None else config.tokenizer
         )
         with _LoadingBar(config.model, disable=not use_tqdm_on_load) as bar:
             executor = load_executor(config, checkpoint, bar.watch)
@@ -61,6 +64,7 @@ class LLM:
         )
         self._request_numbers = itertools.count()
         self._is_shut_down = False
+        self._lock = threading.RLock()  # several threads may share the engine, step by step
         # The latest output, not yet read, of each request that somebody waits for.
         self._unread: dict[str, RequestOutput | None] = {}
 
@@ -81,14 +85,16 @@ class LLM:
         batch = _as_list(prompts)
         params = _params_for(batch, sampling_params)
         request_ids: list[str] = []
-        try:
-            for prompt, one in zip(
-                tqdm(batch, desc="Adding requests", disable=not use_tqdm), params, strict=True
-            ):
-                request_ids.append(self._add(prompt, one, "final_only", truncate_prompt_tokens))
-            outputs = self._run(request_ids, use_tqdm)
-        finally:
-            self._forget(request_ids)
+        with deferred_interrupts() as deliver:
+            try:
+                for prompt, one in zip(
+                    tqdm(batch, desc="Adding requests", disable=not use_tqdm), params, strict=True
+                ):
+                    request_ids.append(self._add(prompt, one, "final_only", truncate_prompt_tokens))
+                    deliver()
+                outputs = self._run(request_ids, use_tqdm, deliver)
+            finally:
+                self._forget(request_ids)
         return [outputs[request_id] for request_id in request_ids]
 
     def chat(
@@ -124,19 +130,25 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Cumulative outputs of one request, after every step that brought it tokens (or several,
         if ``generate`` is called in between). Closing the generator aborts the request."""
-        request_id = self._add(prompt, _params_for([prompt], sampling_params)[0], "cumulative")
+        (params,) = _params_for([prompt], sampling_params)
+        request_ids: list[str] = []
         try:
+            with deferred_interrupts():
+                request_ids.append(self._add(prompt, params, "cumulative"))
+            (request_id,) = request_ids
             while True:
                 output = self._unread[request_id]
                 if output is None:
-                    self._step()
+                    with deferred_interrupts():
+                        self._step()
                     continue
                 self._unread[request_id] = None
                 yield output
                 if output.finished:
                     return
         finally:
-            self._forget([request_id])
+            with deferred_interrupts():
+                self._forget(request_ids)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -153,9 +165,11 @@ class LLM:
         self.engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """End the engine; requests are refused from now on. May be called again."""
-        self._is_shut_down = True
-        self.engine.shutdown()
+        """End the engine; requests, and streams that are open, are refused from now on. May be
+        called again."""
+        with self._lock:
+            self._is_shut_down = True
+            self.engine.shutdown()
 
     def __enter__(self) -> "LLM":
         return self
@@ -175,32 +189,41 @@ class LLM:
         output_kind: OutputKind,
         truncate_prompt_tokens: int | None = None,
     ) -> str:
+        with self._lock:
+            self._require_running()
+            request_id = str(next(self._request_numbers))
+            self.engine.add_request(
+                request_id,
+                prompt,
+                params,
+                output_kind=output_kind,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+            )
+            self._unread[request_id] = None
+            return request_id
+
+    def _require_running(self) -> None:
         if self._is_shut_down:
             raise ValueError("this LLM was shut down: make a new one")
-        request_id = str(next(self._request_numbers))
-        self.engine.add_request(
-            request_id,
-            prompt,
-            params,
-            output_kind=output_kind,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-        )
-        self._unread[request_id] = None
-        return request_id
 
     def _step(self) -> None:
         """One step of the engine; its outputs wait for whoever asked for them."""
-        for output in self.engine.step():
-            if output.request_id in self._unread:
-                self._unread[output.request_id] = output
+        with self._lock:
+            self._require_running()
+            for output in self.engine.step():
+                if output.request_id in self._unread:
+                    self._unread[output.request_id] = output
 
     def _forget(self, request_ids: Sequence[str]) -> None:
         """Leave nothing of these requests behind, whether they finished or were interrupted."""
-        for request_id in request_ids:
-            self.engine.abort_request(request_id)
-            self._unread.pop(request_id, None)
+        with self._lock:
+            for request_id in request_ids:
+                self.engine.abort_request(request_id)
+                self._unread.pop(request_id, None)
 
-    def _run(self, request_ids: Sequence[str], use_tqdm: bool) -> dict[str, RequestOutput]:
+    def _run(
+        self, request_ids: Sequence[str], use_tqdm: bool, after_step: Callable[[], None]
+    ) -> dict[str, RequestOutput]:
         """Step until all these requests, added as "final_only", have finished."""
         outputs: dict[str, RequestOutput] = {}
         waiting = list(request_ids)
@@ -208,6 +231,7 @@ class LLM:
         with tqdm(total=len(waiting), desc="Processed prompts", disable=not use_tqdm) as bar:
             while waiting:
                 self._step()
+                after_step()
                 finished = {one for one in waiting if self._unread[one] is not None}
                 if not finished:
                     continue
@@ -318,10 +342,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A single prompt in any of its forms, or several, as a list of prompts."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise ValueError(f"prompts is a {type(prompts).__name__}: give a prompt, or a list of them")
     batch: list[Any] = list(prompts)
-    return [batch] if batch and all(isinstance(item, int) for item in batch) else batch
+    return [batch] if batch and all(isinstance(item, Integral) for item in batch) else batch
 
 
 def _conversations(messages: Sequence[Any]) -> list[Any]:

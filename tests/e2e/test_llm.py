@@ -1,9 +1,12 @@
 """LLM end to end on tiny models: vLLM's interface, and bad input that disturbs nobody else."""
 
 import itertools
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from checkpoints import save_tiny_hf
 from harness import tiny_checkpoint
@@ -128,6 +131,8 @@ def test_a_bad_prompt_is_refused_and_nothing_stays(llm, prompt, message) -> None
     [
         ((None,), "prompts is a NoneType"),
         ((5,), "prompts is a int"),
+        ((b"abc",), "prompts is a bytes"),
+        (({5, 6},), "prompts is a set"),
         (("a", 5), "sampling_params is '5'"),
         (("a", [None]), "sampling_params is"),
         (("a", [GREEDY, GREEDY]), "2 sampling_params for 1 prompts"),
@@ -154,6 +159,60 @@ def test_wrong_arguments_are_refused(llm, arguments, message) -> None:
 def test_bad_conversations_are_refused(llm, messages, message) -> None:
     with pytest.raises(ValueError, match=message):
         llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+def test_ctrl_c_at_random_moments_leaves_the_engine_whole(llm) -> None:
+    """Real SIGINTs, at intervals that wander over a step; afterwards the same output as before."""
+    expected = [output.outputs for output in llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)]
+    num_interrupted = 0
+    old = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        for i in range(80):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.00041 * i)
+                if i % 2:
+                    llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
+                else:
+                    list(llm.stream("abc", GREEDY))
+            except KeyboardInterrupt:
+                num_interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            llm.engine.check_integrity()
+            assert not llm.engine.has_unfinished_requests()
+            assert llm.engine.scheduler.kv.num_used_blocks() == (0,)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert num_interrupted > 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again = llm.generate(["abc", "xyz"], GREEDY, use_tqdm=False)
+    assert [output.outputs for output in again] == expected
+
+
+def test_several_threads_share_the_engine(llm) -> None:
+    expected = llm.generate("abc", GREEDY, use_tqdm=False)[0].outputs
+    with ThreadPoolExecutor(6) as threads:
+        results = list(
+            threads.map(lambda _: llm.generate("abc", GREEDY, use_tqdm=False)[0].outputs, range(12))
+        )
+    assert results == [expected] * 12
+    llm.engine.check_integrity()
+
+
+def test_numpy_integers_are_token_ids(llm) -> None:
+    ids = [np.int64(5), np.int64(6)]
+    outputs = llm.generate(ids, GREEDY, use_tqdm=False)
+    assert outputs[0].outputs == llm.generate([5, 6], GREEDY, use_tqdm=False)[0].outputs
+
+
+def test_an_open_stream_ends_with_shutdown() -> None:
+    made = tiny()
+    stream = made.stream("abc", GREEDY)
+    next(stream)
+    made.shutdown()
+    with pytest.raises(ValueError, match="shut down"):
+        list(stream)
+    assert not made.engine.has_unfinished_requests()
 
 
 def test_after_shutdown_requests_are_refused() -> None:
