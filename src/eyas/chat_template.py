@@ -55,7 +55,8 @@ class ChatTemplate:
                 self._parsed = _environment().from_string(self._text)
             text = self._parsed.render(values)
         except Exception as error:  # a template can fail in any way that Python can
-            raise ValueError(f"the chat template failed: {' '.join(str(error).split())}") from error
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"the chat template failed: {reason}") from error
         return _cut_after(text, last) if continue_final_message and last else text
 
 

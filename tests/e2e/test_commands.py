@@ -1,6 +1,7 @@
 """Every command, end to end, on a tiny random model in this process."""
 
 import io
+import subprocess
 import sys
 from typing import Any
 
@@ -143,3 +144,23 @@ def test_the_engines_refusals_are_one_line(
 def test_an_unknown_model_is_one_line(capsys: Captured) -> None:
     assert main(["generate", "x", "--model", "/no/such/model"]) == 2
     assert "no model '/no/such/model'" in capsys.readouterr().err
+
+
+def test_chat_goes_on_when_the_context_is_full(
+    model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello there\n" * 4 + "/reset\nhi\n"))
+    line = ["chat", "--model", model, "--max-tokens", "2", "--max-model-len", "120"]
+    assert main(line) == 0
+    captured = capsys.readouterr()
+    assert "not sent: the prompt has" in captured.err
+    assert captured.err.index("not sent") < captured.err.index("forgotten")
+    assert captured.out.strip()
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", ">&- <&- 2>&-"])
+def test_closed_standard_streams_are_no_crash(model: str, closed: str) -> None:
+    command = f"{sys.executable} -m eyas generate a --model {model} --max-tokens 2 {closed}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0
+    assert "Traceback" not in result.stderr

@@ -86,9 +86,13 @@ def run(args: argparse.Namespace) -> int:
             elif line.startswith("/"):
                 print(f"{line.split()[0]}: /reset and /quit are all there is", file=sys.stderr)
             elif line:
-                messages.append({"role": "user", "content": line})
-                reply = _reply(llm, messages, params, painter, interactive)
-                messages.append({"role": "assistant", "content": reply})
+                asked = [*messages, {"role": "user", "content": line}]
+                try:
+                    reply = _reply(llm, asked, params, painter, interactive)
+                except ValueError as error:  # most often: the context is full
+                    print(f"not sent: {error}; /reset makes room", file=sys.stderr)
+                    continue
+                messages = [*asked, {"role": "assistant", "content": reply}]
     return 0
 
 

@@ -1,6 +1,7 @@
 """Prompt sets: the built-in one, Spec-Bench / MT-bench JSONL, ShareGPT JSON, plain text."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ def load_prompts(path: str | None, limit: int | None = None) -> list[Prompt]:
     """
     file = BUILT_IN if path is None else Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 text (byte {error.start}): {error.reason}") from None
     prompts = list(_parse(file, text))
@@ -64,7 +65,7 @@ def prompt_token_ids(
 
 def _parse(file: Path, text: str) -> Iterator[Prompt]:
     start = text.lstrip()
-    if start.startswith("["):
+    if re.match(r"\[\s*([\[{\]]|$)", start):  # not "[INST]", which is plain text
         return _share_gpt(file, text)
     if start.startswith("{"):
         return _json_lines(file, text)
@@ -76,11 +77,18 @@ def _json_lines(file: Path, text: str) -> Iterator[Prompt]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file}, line {number}: not JSON: {error.msg}") from None
-        yield _json_prompt(row, f"{file}, line {number}")
+        yield _json_prompt(_load_json(file, line, number), f"{file}, line {number}")
+
+
+def _load_json(file: Path, text: str, first_line: int) -> Any:
+    """``text``, which begins at ``first_line`` of the file, as JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise ValueError(f"{file}, line {line}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
+        raise ValueError(f"{file}, line {first_line}: can't be read as JSON: {error}") from None
 
 
 def _json_prompt(row: Any, where: str) -> Prompt:
@@ -98,11 +106,7 @@ def _json_prompt(row: Any, where: str) -> Prompt:
 
 
 def _share_gpt(file: Path, text: str) -> Iterator[Prompt]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from None
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(_load_json(file, text, 1), start=1):
         where = f"{file}, conversation {number}"
         turns = row.get("conversations") if isinstance(row, dict) else None
         if not isinstance(turns, list):

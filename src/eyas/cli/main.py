@@ -36,6 +36,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return its exit status."""
+    _open_closed_streams()
     parser = build_parser()
     try:
         args = parser.parse_args(argv)
@@ -73,6 +74,16 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
     return text or type(error).__name__
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that was closed before it started (``eyas ... >&-``)."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _close_stdout() -> None:

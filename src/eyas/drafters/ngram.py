@@ -8,6 +8,8 @@ from eyas.drafters.base import Draft, DraftContext, FeatureRequest
 from eyas.models.base import Model
 from eyas.ops.base import Ops
 
+_LONGEST = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -21,6 +23,11 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}: it must be an integer of at least 1")
+            if value > _LONGEST:
+                raise ValueError(
+                    f"{name} is {value}: at most {_LONGEST} is taken, as each length costs memory "
+                    "and so long a match is found by its end as well"
+                )
         if self.prompt_lookup_max < self.prompt_lookup_min:
             raise ValueError(
                 f"prompt_lookup_max is {self.prompt_lookup_max}, less than prompt_lookup_min "

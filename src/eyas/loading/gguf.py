@@ -117,7 +117,8 @@ class _Header:
         if type(alignment) is not int or not (
             8 <= alignment <= _MAX_ALIGNMENT and alignment & (alignment - 1) == 0
         ):
-            raise ValueError(f"{path}: general.alignment is {alignment}, not a power of two from 8")
+            shown = alignment if type(alignment) is int else f"a {type(alignment).__name__}"
+            raise ValueError(f"{path}: general.alignment is {shown}, not a power of two from 8")
         data_start = -(-self._at // alignment) * alignment
         placed: dict[str, GGUFTensor] = {}
         previous, end = "the header", data_start

@@ -39,7 +39,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         )
     for key, value in _MUST_BE.items():
         stored = file.metadata.get(f"{arch}.{key}", value)
-        if isinstance(stored, list | np.ndarray) or stored != value:
+        if isinstance(stored, list | np.ndarray):
+            raise ValueError(f"{file.path}: {arch}.{key} is an array, which is not supported")
+        if stored != value:
             raise ValueError(f"{file.path}: {arch}.{key} = {stored!r} is not supported")
 
     num_heads = _positive(file, f"{arch}.attention.head_count")

@@ -76,6 +76,17 @@ def test_share_gpt_takes_the_first_human_turn(tmp_path: Path) -> None:
     assert [prompt.text for prompt in load_prompts(file)] == ["Hi", "Why"]
 
 
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"turns": ["one"]}\n{"turns": ["two"]}\n')
+    assert [prompt.text for prompt in load_prompts(str(file))] == ["one", "two"]
+
+
+def test_a_bracket_alone_makes_no_json(tmp_path: Path) -> None:
+    file = write(tmp_path / "prompts.txt", "[INST] hello", "two")
+    assert [prompt.text for prompt in load_prompts(file)] == ["[INST] hello", "two"]
+
+
 def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
     file = write(tmp_path / "prompts.txt", "one", "", "  two  ", "three")
     assert [prompt.text for prompt in load_prompts(file)] == ["one", "two", "three"]
@@ -94,6 +105,9 @@ def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
         ('[{"conversations": [{"value": "a"}]}]', "data, conversation 1: a turn is not"),
         ('[{"conversations": [{"from": "human"}]}]', "data, conversation 1: the prompt is not"),
         ("[\n{", "data, line 2: not JSON"),
+        ("[" * 200_000, "data, line 1: can't be read as JSON"),
+        ('{"turns": ["a"]}\n{"turns": ' + "[" * 200_000, "data, line 2: can't be read as JSON"),
+        ('{"turns": ["a"], "n": ' + "1" * 5000 + "}", "data, line 1: can't be read as JSON"),
         ("\n \n", "data: holds no prompt"),
     ],
 )

@@ -67,6 +67,7 @@ def test_requests_are_apart_and_forgotten() -> None:
     [
         ({"prompt_lookup_min": 0}, "prompt_lookup_min is 0"),
         ({"prompt_lookup_max": True}, "prompt_lookup_max is True"),
+        ({"prompt_lookup_max": 10**30}, "at most 64"),
         ({"prompt_lookup_max": 2, "prompt_lookup_min": 3}, r"less than prompt_lookup_min \(3\)"),
     ],
 )
