@@ -93,7 +93,10 @@ def _read_sharded(directory: Path) -> list[MappedTensor]:
     index = directory / INDEX_NAME
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(
-        isinstance(shard, str) and Path(shard).name == shard and (tensor + shard).isprintable()
+        isinstance(shard, str)
+        and Path(shard).name == shard
+        and len(shard.encode(errors="replace")) <= 255  # what file systems take
+        and (tensor + shard).isprintable()
         for tensor, shard in weight_map.items()
     ):
         raise ValueError(f"{index}: weight_map must map each tensor to a file name in {directory}")

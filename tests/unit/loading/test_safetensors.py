@@ -75,6 +75,9 @@ def test_index_and_files_must_agree(tmp_path: Path) -> None:
     write_index(tmp_path, {**index, "c": "../x-3.safetensors"})
     with pytest.raises(ValueError, match="weight_map must map each tensor to a file name"):
         read_directory(tmp_path)
+    write_index(tmp_path, {**index, "c": "x" * 5000})
+    with pytest.raises(ValueError, match="weight_map must map each tensor to a file name"):
+        read_directory(tmp_path)
     write_index(tmp_path, index)
     save_file({"b": b, "d": a}, tmp_path / "x-2.safetensors")
     with pytest.raises(ValueError, match=r"tensor d is in x-2\.safetensors, but .* no file"):
