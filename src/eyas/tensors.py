@@ -5,6 +5,8 @@ The lowest layer of the package: it knows neither file formats (``loading``) nor
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -28,6 +30,10 @@ class StoredTensor(Protocol):
 
         Raises ValueError naming the tensor when a value is not finite.
         """
+        ...
+
+    def read_raw(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
+        """The same rows as they are stored: bytes [rows, bytes per row]."""
         ...
 
     def release(self) -> None:

@@ -41,7 +41,6 @@ ONLY_IN_VLLM = frozenset(
         "override_pooler_config",
         "pipeline_parallel_size",
         "pooler_config",
-        "quantization",
         "rope_scaling",
         "rope_theta",
         "runner",

@@ -79,7 +79,12 @@ def test_greedy_text_is_that_of_transformers() -> None:
     from eyas.loading.checkpoint import open_checkpoint
 
     count, max_tokens = 20, 32
-    with LLM("demo", max_num_seqs=count, use_tqdm_on_load=False) as llm:
+    with LLM(
+        "demo",
+        use_tqdm_on_load=False,
+        activation_dtype="float32",
+        kv_cache_dtype="float32",
+    ) as llm:
         outputs = llm.generate(
             requests(llm, count),
             SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=0),

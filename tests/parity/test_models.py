@@ -1,22 +1,22 @@
 """Tiny random models against transformers, layer by layer; and against themselves, bit by bit."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from bits import same_bits, threads
+from bits import same_bits
 from checkpoints import tiny_model
 from in_memory import InMemoryWeights
 from paged import PagedSequence
 
-from eyas.layers.layer import PreNormLayer
-from eyas.models.base import Model
+from eyas.models.decoder import Decoder
 from eyas.models.registry import load_model
 from eyas.ops.base import Ops
+from eyas.ops.native import NativeOps
 from eyas.ops.reference import ReferenceOps
-from eyas.ops.torch_cpu import TorchOps
 
 EPS = torch.finfo(torch.float32).eps
 LENGTH = 150  # longer than a tile of keys and than every window
@@ -100,15 +100,21 @@ def expect(hf: Any) -> Expected:
     )
 
 
-def build(hf: Any, ops: Ops) -> Model:
+def build(hf: Any, ops: Ops) -> Decoder:
     state = dict(hf.state_dict())
     if hf.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    return load_model(hf.config.to_dict(), InMemoryWeights(state), ops, "target")
+    model = load_model(hf.config.to_dict(), InMemoryWeights(state), ops, "target")
+    assert isinstance(model, Decoder)
+    return model
+
+
+def logits_of(model: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(model.logits(hidden.numpy()))
 
 
 def forward(
-    model: Model,
+    model: Decoder,
     ops: Ops,
     tokens: Sequence[int],
     sizes: Sequence[int],
@@ -119,77 +125,76 @@ def forward(
     return sequence.forward_in(tokens, sizes)
 
 
-def check_against(
-    expected: Expected, model: Model, ops: Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_against(expected: Expected, model: Decoder, ops: Ops) -> None:
     """Each layer adds to a row an error of the order of the row's size: a few tens of roundings,
     those of the sums in its products, norms and softmax."""
-    seen: list[torch.Tensor] = []
-    original = PreNormLayer.__call__
-
-    def record(layer: PreNormLayer, x_TH: torch.Tensor, *rest: Any) -> None:
-        original(layer, x_TH, *rest)
-        seen.append(x_TH.clone())
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PreNormLayer, "__call__", record)
-        hidden = forward(model, ops, expected.tokens, [LENGTH])
-    seen[-1] = hidden
-    assert len(seen) == len(expected.layers)
-    for depth, (actual, wanted) in enumerate(zip(seen, expected.layers, strict=True), start=1):
+    hidden = forward(model, ops, expected.tokens, [LENGTH])
+    layers = [after_layers(model, ops, expected.tokens, n) for n in range(1, len(model._layers))]
+    assert len(layers) + 1 == len(expected.layers)
+    for depth, (actual, wanted) in enumerate(
+        zip([*layers, hidden], expected.layers, strict=True), start=1
+    ):
         bound = 40 * depth * EPS * wanted.norm(dim=1)
         assert ((actual - wanted).norm(dim=1) <= bound).all(), depth
-    bound = 40 * (len(seen) + 1) * EPS * hidden.norm(dim=1) * expected.largest_head_row
-    assert ((model.logits(hidden) - expected.logits).abs().amax(dim=1) <= bound).all()
+    bound = 40 * (len(layers) + 2) * EPS * hidden.norm(dim=1) * expected.largest_head_row
+    assert ((logits_of(model, hidden) - expected.logits).abs().amax(dim=1) <= bound).all()
+
+
+def after_layers(model: Decoder, ops: Ops, tokens: Sequence[int], count: int) -> torch.Tensor:
+    """Hidden states [T, H] after the first ``count`` layers."""
+    part = copy.copy(model)
+    part._layers = model._layers[:count]
+    part._final_norm = lambda x_TH: x_TH
+    part._forward = ops.compile(part._run)
+    return forward(part, ops, tokens, [LENGTH])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_layers_and_logits_equal_transformers(
-    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_and_logits_equal_transformers(name: str, seed: int) -> None:
     model_type, overrides = CONFIGS[name]
     hf = tiny_model(model_type, seed, **overrides)
-    ops = TorchOps()
-    check_against(expect(hf), build(hf, ops), ops, monkeypatch)
+    ops = NativeOps()
+    check_against(expect(hf), build(hf, ops), ops)
 
 
 @pytest.mark.parametrize("name", ["llama-tied-9-heads", "qwen3-mixed-layers"])
-def test_reference_ops_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_ops_equal_transformers(name: str) -> None:
     model_type, overrides = CONFIGS[name]
     hf = tiny_model(model_type, 2, **overrides)
     ops = ReferenceOps()
-    check_against(expect(hf), build(hf, ops), ops, monkeypatch)
+    check_against(expect(hf), build(hf, ops), ops)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_split_gives_the_same_bits(name: str) -> None:
     model_type, overrides = CONFIGS[name]
     hf = tiny_model(model_type, 3, **overrides)
-    ops = TorchOps()
+    ops = NativeOps()
     model = build(hf, ops)
     tokens = expect(hf).tokens
     hidden = forward(model, ops, tokens, SPLITS[0])
-    logits = model.logits(hidden)
+    logits = logits_of(model, hidden)
     for sizes in SPLITS[1:]:
         assert same_bits(forward(model, ops, tokens, sizes), hidden), sizes
-    with threads(2):
-        assert same_bits(forward(model, ops, tokens, [29]), hidden)
+    other_ops = NativeOps(num_threads=3)
+    other = build(hf, other_ops)
+    assert same_bits(forward(other, other_ops, tokens, [29]), hidden)
     for row in (0, 77, LENGTH - 1):
-        assert same_bits(model.logits(hidden[row : row + 1]), logits[row : row + 1])
+        assert same_bits(logits_of(model, hidden[row : row + 1]), logits[row : row + 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_split_gives_the_same_bits_with_16_bit_weights_and_cache(dtype: torch.dtype) -> None:
     model_type, overrides = CONFIGS["qwen2-two-groups"]
     hf = tiny_model(model_type, 3, **overrides)
-    ops = TorchOps(dtype)
+    ops = NativeOps(dtype)
     model = build(hf, ops)
     expected = expect(hf)
     hidden = forward(model, ops, expected.tokens, SPLITS[0], dtype)
     for sizes in ([31], [1]):
         assert same_bits(forward(model, ops, expected.tokens, sizes, dtype), hidden), sizes
-    error = (model.logits(hidden) - expected.logits).norm() / expected.logits.norm()
+    error = (logits_of(model, hidden) - expected.logits).norm() / expected.logits.norm()
     assert error < 16 * torch.finfo(dtype).eps  # three layers of values rounded to 16 bits
 
 
@@ -206,7 +211,7 @@ def test_reference_splits_give_the_same_bits(name: str) -> None:
 
 def test_groups_are_the_layers_by_kv_spec_in_order() -> None:
     model_type, overrides = CONFIGS["qwen3-mixed-layers"]
-    model = build(tiny_model(model_type, 0, **overrides), TorchOps())
+    model = build(tiny_model(model_type, 0, **overrides), NativeOps())
     assert [(group.kv.num_layers, group.kv.window) for group in model.groups] == [
         (2, 33),
         (2, None),

@@ -73,7 +73,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
-    """The engine's limits; those not given are the engine's defaults."""
+    """The engine's limits and how it holds weights; those not given are the engine's defaults."""
     group.add_argument(
         "--max-model-len", type=positive, metavar="N", help="longest context, tokens"
     )
@@ -83,6 +83,11 @@ def add_limit_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--kv-cache-memory", type=positive, metavar="BYTES", help="size of KV cache")
     group.add_argument("--num-threads", type=positive, metavar="N", help="compute threads")
+    group.add_argument(
+        "--quantization",
+        choices=("q8", "q4"),
+        help="quantise a float model to 8 or 4 bits as it loads",
+    )
 
 
 def add_speculation_arguments(parser: argparse.ArgumentParser, method: str) -> None:
@@ -163,6 +168,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_num_batched_tokens",
         "kv_cache_memory",
         "num_threads",
+        "quantization",
         "enable_chunked_prefill",
     )
     given = {name: getattr(args, name, None) for name in names}

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from eyas.models.base import LayerGroup
-from eyas.ops.base import KVLayer
+from eyas.ops.base import KVCache
 from eyas.sampling.sampler import SampleState
 from eyas.types import BlockTable
 
@@ -43,10 +43,10 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """One call's requests, and the drafter's own KV: one sequence of layers per group."""
+    """One call's requests, and the drafter's own KV: one cache per group."""
 
     requests: tuple[DraftRequest, ...]
-    kv: Sequence[Sequence[KVLayer]]
+    kv: Sequence[KVCache]
     block_size: int
 
 

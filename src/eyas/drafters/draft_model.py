@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from eyas.drafters.base import Draft, DraftContext, DraftRequest, FeatureRequest
@@ -11,7 +12,7 @@ from eyas.loading.checkpoint import open_checkpoint
 from eyas.models.base import Model
 from eyas.models.batch import Segment, build_batch
 from eyas.models.registry import load_model
-from eyas.ops.base import Ops
+from eyas.ops.base import Array, Ops
 from eyas.sampling.processors import LogitsError
 from eyas.sampling.sampler import distribution, draw_draft, sample
 
@@ -74,14 +75,15 @@ class ModelDrafter:
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept per request: KV lengths are the runner's."""
 
-    def _forward(self, segments: Sequence[Segment], context: DraftContext) -> torch.Tensor:
+    def _forward(self, segments: Sequence[Segment], context: DraftContext) -> Array:
         """The last hidden state [R, H] of each segment."""
         batch = build_batch(segments, self._model.groups, self._ops, context.block_size)
         hidden_TH = self._model.forward(batch, context.kv)
-        lengths = torch.tensor([len(segment.token_ids) for segment in segments])
-        return hidden_TH[lengths.cumsum(0) - 1]
+        lengths = [len(segment.token_ids) for segment in segments]
+        last_RH: Array = hidden_TH[np.cumsum(lengths) - 1]
+        return last_RH
 
-    def _extend(self, chain: "_Chain", logits_V: torch.Tensor) -> None:
+    def _extend(self, chain: "_Chain", logits_V: Array) -> None:
         state = chain.request.state
         try:
             if not self._keep_probs:

@@ -45,6 +45,7 @@ class SampleCollector:
         self._token_text = token_text
         self._text = new_text()
         self._logprobs: list[dict[int, Logprob]] = []
+        self._logprob_sums: list[float] = [0.0]  # of the first 0, 1, ... tokens
         self._draft_positions: list[int | None] = []
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
@@ -59,7 +60,9 @@ class SampleCollector:
             finish = self._text.push(token_id)
             self._draft_positions.append(i if i < verdict.num_accepted else None)
             if self.request.rules.logprobs is not None:
-                self._logprobs.append(as_dict(verdict.logprobs[i], self._token_text))
+                entry = as_dict(verdict.logprobs[i], self._token_text)
+                self._logprobs.append(entry)
+                self._logprob_sums.append(self._logprob_sums[-1] + entry[token_id].logprob)
             if finish is not None:
                 self._finish_reason, self._stop_reason = finish.reason, finish.stop_reason
                 return FinishDecision(i + 1, finish.reason)
@@ -76,6 +79,7 @@ class SampleCollector:
         if self._text.num_tokens == len(committed):
             return
         del self._logprobs[len(committed) :]
+        del self._logprob_sums[len(committed) + 1 :]
         del self._draft_positions[len(committed) :]
         self._finish_reason = self._stop_reason = None
         self._text = self._new_text()
@@ -89,19 +93,13 @@ class SampleCollector:
             index=self.request.sample_index,
             text=self._text.text,
             token_ids=token_ids,
-            cumulative_logprob=self._cumulative_logprob() if wants_logprobs else None,
+            cumulative_logprob=self._logprob_sums[-1] if wants_logprobs else None,
             logprobs=list(self._logprobs) if wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             seed=self.request.seed,
             draft_positions=list(self._draft_positions),
             error=self._error,
-        )
-
-    def _cumulative_logprob(self) -> float:
-        return sum(
-            entry[token_id].logprob
-            for token_id, entry in zip(self.request.output_token_ids, self._logprobs, strict=True)
         )
 
 

@@ -2,15 +2,22 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from eyas.layers.linear import Linear, load_linear
 from eyas.layers.norm import RMSNorm, load_rms_norm
 from eyas.layers.rope import Rope
 from eyas.layers.source import Source
-from eyas.ops.base import AttentionShape, Handle, KVLayer, Ops
+from eyas.ops.base import AttentionShape, Handle, Ops, Value
 
-Angles = tuple[torch.Tensor, torch.Tensor]  # cos, sin of a forward's positions, [T, D] each
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlace:
+    """Where a layer's attention takes place: its group's plan of the step and KV cache, which layer
+    of the group it is, and the angles of its rope (None: no rope)."""
+
+    plan: Handle
+    kv: Handle
+    layer: int
+    angles: Value | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +81,16 @@ class Attention:
         self._output = output
         self._q_norm = q_norm
         self._k_norm = k_norm
-        self._head_dim = spec.shape.head_dim
         self._query_size = spec.shape.num_query_heads * spec.shape.head_dim
         self._kv_size = spec.shape.num_kv_heads * spec.shape.head_dim
         self._scale = spec.shape.head_dim**-0.5
 
-    def __call__(
-        self, x_TH: torch.Tensor, plan: Handle, kv: KVLayer, angles: Angles | None
-    ) -> torch.Tensor:
-        """``angles`` None: no rope. Writes the tokens' keys and values to ``kv``."""
-        sizes = (self._query_size, self._kv_size, self._kv_size)
-        q_TQD, k_TGD, v_TGD = (
-            part.contiguous().view(len(x_TH), -1, self._head_dim)
-            for part in torch.split_with_sizes(self._qkv(x_TH), sizes, dim=1)
-        )
+    def __call__(self, x_TH: Value, place: AttentionPlace) -> Value:
+        ops = self._ops
+        q, k, v = ops.split(self._qkv(x_TH), (self._query_size, self._kv_size, self._kv_size))
         if self._q_norm is not None and self._k_norm is not None:
-            q_TQD, k_TGD = self._q_norm(q_TQD), self._k_norm(k_TGD)
-        if angles is not None:
-            self._ops.rope(q_TQD, *angles)
-            self._ops.rope(k_TGD, *angles)
-        self._ops.write_kv(plan, k_TGD, v_TGD, kv)
-        out_TQD = torch.empty_like(q_TQD)
-        self._ops.attention(plan, q_TQD, kv, self._scale, out_TQD)
-        return self._output(out_TQD.view(len(x_TH), self._query_size))
+            q, k = self._q_norm(q), self._k_norm(k)
+        if place.angles is not None:
+            q, k = ops.rope(q, place.angles), ops.rope(k, place.angles)
+        out = ops.attention(place.plan, place.kv, place.layer, q, k, v, self._scale)
+        return self._output(out)

@@ -4,7 +4,7 @@ import torch
 
 from eyas.layers.linear import Linear, load_linear
 from eyas.layers.source import Source
-from eyas.ops.base import Handle, Ops
+from eyas.ops.base import Handle, Ops, Value
 
 _COMPARED_ROWS = 4096
 
@@ -12,16 +12,13 @@ _COMPARED_ROWS = 4096
 class Embedding:
     """Rows of a packed [V, H] table: ids [T] -> [T, H]."""
 
-    def __init__(self, ops: Ops, handle: Handle, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, ops: Ops, handle: Handle, vocab_size: int) -> None:
         self._ops = ops
         self._handle = handle
         self._vocab_size = vocab_size
-        self._hidden_size = hidden_size
 
-    def __call__(self, ids_T: torch.Tensor) -> torch.Tensor:
-        out_TH = torch.empty(len(ids_T), self._hidden_size)
-        self._ops.embed(self._handle, ids_T, out_TH)
-        return out_TH
+    def __call__(self, ids_T: Value) -> Value:
+        return self._ops.embed(self._handle, ids_T)
 
     def as_head(self) -> Linear:
         """The head that shares this table: logits = hidden @ table.T."""
@@ -37,7 +34,7 @@ def load_embedding_and_head(
     """
     shape = (vocab_size, hidden_size)
     table = source.weights.take("model.embed_tokens.weight", shape)
-    embedding = Embedding(source.ops, source.ops.pack_embedding(table), *shape)
+    embedding = Embedding(source.ops, source.ops.pack_embedding(table), vocab_size)
     if not tied:
         return embedding, load_linear(source, [("lm_head", vocab_size)], hidden_size, bias=False)
     if source.weights.has("lm_head.weight"):

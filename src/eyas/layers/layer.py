@@ -7,18 +7,16 @@ norms is a new LayerSpec beside PreNormLayerSpec. Neither changes this file.
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
-from eyas.layers.attention import Angles, Attention, AttentionSpec
+from eyas.layers.attention import Attention, AttentionPlace, AttentionSpec
 from eyas.layers.norm import RMSNorm, load_rms_norm
 from eyas.layers.source import Source
-from eyas.ops.base import Handle, KVLayer
+from eyas.ops.base import Ops, Value
 
 
 class FeedForward(Protocol):
     """[T, H] -> [T, H]; a row's result depends on the row alone."""
 
-    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor: ...
+    def __call__(self, x_TH: Value) -> Value: ...
 
 
 class FeedForwardSpec(Protocol):
@@ -26,11 +24,9 @@ class FeedForwardSpec(Protocol):
 
 
 class Layer(Protocol):
-    """Adds a layer's result to ``x_TH`` in place; writes the tokens' keys and values to ``kv``."""
+    """The hidden states after the layer; writes the tokens' keys and values."""
 
-    def __call__(
-        self, x_TH: torch.Tensor, plan: Handle, kv: KVLayer, angles: Angles | None
-    ) -> None: ...
+    def __call__(self, x_TH: Value, place: AttentionPlace) -> Value: ...
 
 
 class LayerSpec(Protocol):
@@ -44,7 +40,7 @@ class LayerSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayerSpec:
-    """A pre-norm layer: x += attention(norm(x)); x += feed_forward(norm(x))."""
+    """A pre-norm layer: x + attention(norm(x)), then that + feed_forward(norm(that))."""
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
@@ -53,6 +49,7 @@ class PreNormLayerSpec:
     def build(self, source: Source, prefix: str, hidden_size: int) -> "PreNormLayer":
         eps = self.norm_eps
         return PreNormLayer(
+            source.ops,
             load_rms_norm(source, f"{prefix}.input_layernorm", hidden_size, eps),
             self.attention.build(source, prefix, hidden_size),
             load_rms_norm(source, f"{prefix}.post_attention_layernorm", hidden_size, eps),
@@ -65,18 +62,18 @@ class PreNormLayer:
 
     def __init__(
         self,
+        ops: Ops,
         attention_norm: RMSNorm,
         attention: Attention,
         feed_forward_norm: RMSNorm,
         feed_forward: FeedForward,
     ) -> None:
+        self._ops = ops
         self._attention_norm = attention_norm
         self._attention = attention
         self._feed_forward_norm = feed_forward_norm
         self._feed_forward = feed_forward
 
-    def __call__(
-        self, x_TH: torch.Tensor, plan: Handle, kv: KVLayer, angles: Angles | None
-    ) -> None:
-        x_TH += self._attention(self._attention_norm(x_TH), plan, kv, angles)
-        x_TH += self._feed_forward(self._feed_forward_norm(x_TH))
+    def __call__(self, x_TH: Value, place: AttentionPlace) -> Value:
+        x_TH = self._ops.add(x_TH, self._attention(self._attention_norm(x_TH), place))
+        return self._ops.add(x_TH, self._feed_forward(self._feed_forward_norm(x_TH)))

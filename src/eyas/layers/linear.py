@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from eyas.layers.source import Source
-from eyas.ops.base import Handle, Ops
+from eyas.ops.base import Handle, Ops, Value
 
 
 class Linear:
@@ -16,10 +16,8 @@ class Linear:
         self._handle = handle
         self.num_outputs = num_outputs
 
-    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        out_TN = torch.empty(x_TK.shape[0], self.num_outputs)
-        self._ops.linear(self._handle, x_TK, out_TN)
-        return out_TN
+    def __call__(self, x_TK: Value) -> Value:
+        return self._ops.linear(self._handle, x_TK)
 
 
 def load_linear(

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from eyas.layers.linear import Linear, load_linear
 from eyas.layers.source import Source
-from eyas.ops.base import Ops
+from eyas.ops.base import Ops, Value
 
 
 class GatedMLP:
@@ -17,11 +15,8 @@ class GatedMLP:
         self._gate_up = gate_up
         self._down = down
 
-    def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
-        gate_up_TI = self._gate_up(x_TH)
-        inner_TI = torch.empty(x_TH.shape[0], self._gate_up.num_outputs // 2)
-        self._ops.silu_mul(gate_up_TI, inner_TI)
-        return self._down(inner_TI)
+    def __call__(self, x_TH: Value) -> Value:
+        return self._down(self._ops.silu_mul(self._gate_up(x_TH)))
 
 
 @dataclass(frozen=True, slots=True)

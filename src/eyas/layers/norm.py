@@ -3,7 +3,7 @@
 import torch
 
 from eyas.layers.source import Source
-from eyas.ops.base import Ops
+from eyas.ops.base import Ops, Value
 
 
 class RMSNorm:
@@ -14,11 +14,8 @@ class RMSNorm:
         self._weight_H = weight_H
         self._eps = eps
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        size = len(self._weight_H)
-        self._ops.rms_norm(x.view(-1, size), self._weight_H, self._eps, out.view(-1, size))
-        return out
+    def __call__(self, x: Value) -> Value:
+        return self._ops.rms_norm(x, self._weight_H, self._eps)
 
 
 def load_rms_norm(source: Source, name: str, size: int, eps: float) -> RMSNorm:

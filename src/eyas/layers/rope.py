@@ -2,30 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Cosines and sines of a position's angles, in the half-rotated layout.
+    """``inv_freq`` [D / 2] float32: an angle is the float32 product of position and frequency, as
+    transformers computes it and as the checkpoints were trained."""
 
-    ``inv_freq`` [D / 2] float32. An angle is the float32 product of position and frequency, as
-    transformers computes it and as the checkpoints were trained; its cosine and sine are taken in
-    float64 and rounded, so that they are the nearest float32 values whatever the library.
-    """
-
-    def __init__(self, inv_freq: torch.Tensor) -> None:
-        self._inv_freq = inv_freq.numpy()
-
-    def angles(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), [T, D] each."""
-        positions_T1 = positions_T.numpy().astype(np.float32)[:, None]
-        half = (positions_T1 * self._inv_freq).astype(np.float64)
-        angles = np.concatenate([half, half], axis=-1)
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        return torch.from_numpy(cos), torch.from_numpy(sin)
+    inv_freq: torch.Tensor
 
 
 def read_rope(config: dict[str, Any], head_dim: int) -> Rope:

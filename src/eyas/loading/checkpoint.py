@@ -13,7 +13,6 @@ from eyas.loading.gguf_tokenizer import read_tokenizer
 from eyas.loading.mapped import MappedTensor
 from eyas.loading.safetensors import read_directory, read_json
 from eyas.loading.weights import CheckpointWeights
-from eyas.tensors import Weights
 from eyas.tokenizer import Tokenizer
 
 DEMO = "demo"
@@ -32,7 +31,7 @@ class Checkpoint:
 
     name: str
     config: dict[str, Any]
-    weights: Weights
+    weights: CheckpointWeights
     source: Path | GGUFFile
 
 

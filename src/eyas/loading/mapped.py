@@ -80,6 +80,13 @@ class MappedTensor:
             )
         return values
 
+    def read_raw(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
+        """Rows ``start:stop`` as stored, in the Hugging Face order; a copy if that differs."""
+        assert len(self.shape) > 1, (self.name, self.shape)
+        stop = self.num_rows if stop is None else stop
+        rows = self.raw().reshape(self.num_rows, -1)
+        return rows[start:stop] if self.rope_heads is None else rows[self._stored_rows(start, stop)]
+
     def release(self) -> None:
         """Drops the file's pages of this tensor from memory."""
         self.file.release(self.offset, self.offset + self.nbytes)

@@ -10,7 +10,7 @@ from eyas.loading.mapped import MappedTensor
 # Tensors that some checkpoints carry and no model needs. Rotary frequencies are computed from the
 # config; transformers before 4.32 saved them as buffers all the same.
 _HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class CheckpointWeights:
@@ -26,9 +26,15 @@ class CheckpointWeights:
             if tensor.name in self._tensors:
                 raise ValueError(f"{source} holds the tensor {tensor.name} twice")
             self._tensors[tensor.name] = tensor
-        self._source = source
+        self.source = source
         self._tied = tied
         self._taken: set[str] = set()
+
+    def takeable(self) -> list[MappedTensor]:
+        """The tensors that a model may take: all but the copy of the embedding that a tied head
+        is."""
+        copies = {HEAD} if self._tied and EMBEDDING in self._tensors else set()
+        return [tensor for name, tensor in self._tensors.items() if name not in copies]
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -36,10 +42,10 @@ class CheckpointWeights:
     def take(self, name: str, shape: tuple[int, ...]) -> MappedTensor:
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ValueError(f"{self._source} has no tensor {name}, which its config calls for")
+            raise ValueError(f"{self.source} has no tensor {name}, which its config calls for")
         if tensor.shape != shape:
             raise ValueError(
-                f"tensor {name} in {self._source} has shape {list(tensor.shape)}, "
+                f"tensor {name} in {self.source} has shape {list(tensor.shape)}, "
                 f"but its config calls for {list(shape)}"
             )
         assert name not in self._taken, f"{name} taken twice"
@@ -55,20 +61,20 @@ class CheckpointWeights:
         if left:
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
             raise ValueError(
-                f"{self._source} holds tensors that the model does not use: "
+                f"{self.source} holds tensors that the model does not use: "
                 f"{', '.join(left[:8])}{more}"
             )
 
     def _is_tied_copy(self, name: str) -> bool:
-        if name != _HEAD or not self._tied or _EMBEDDING not in self._tensors:
+        if name != HEAD or not self._tied or EMBEDDING not in self._tensors:
             return False
-        head, embedding = self._tensors[_HEAD], self._tensors[_EMBEDDING]
+        head, embedding = self._tensors[HEAD], self._tensors[EMBEDDING]
         same = (head.shape, head.format) == (embedding.shape, embedding.format) and bool(
             np.array_equal(head.raw(), embedding.raw())
         )
         if not same:
             raise ValueError(
-                f"{self._source}: the config ties {_HEAD} to {_EMBEDDING}, but the file holds "
-                f"both and they differ; set tie_word_embeddings to false to use {_HEAD}"
+                f"{self.source}: the config ties {HEAD} to {EMBEDDING}, but the file holds "
+                f"both and they differ; set tie_word_embeddings to false to use {HEAD}"
             )
         return True

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from eyas.kv_spec import KVGroupSpec
-from eyas.ops.base import AttentionShape, Handle, KVLayer, Ops
+from eyas.ops.base import Array, AttentionShape, Handle, KVCache, Ops
 from eyas.tensors import Weights
+
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,8 @@ class ForwardBatch:
     """One forward: T tokens of one or more requests, and one attention plan per layer group of the
     model, in the model's group order."""
 
-    token_ids_T: torch.Tensor
-    positions_T: torch.Tensor
+    token_ids_T: Ids
+    positions_T: Ids
     plans: tuple[Handle, ...]
 
 
@@ -32,7 +35,7 @@ class LayerGroup:
 class Model(Protocol):
     """A decoder-only language model.
 
-    ``groups``: its layer groups; ``forward`` takes their KV as one sequence of layers per group.
+    ``groups``: its layer groups; ``forward`` takes one KV cache per group.
     """
 
     vocab_size: int
@@ -40,11 +43,11 @@ class Model(Protocol):
     max_position: int  # the longest context it was trained for, in tokens
     groups: tuple[LayerGroup, ...]
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[Sequence[KVLayer]]) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[KVCache]) -> Array:
         """Final-norm hidden states [T, H] of the batch; writes the batch's KV."""
         ...
 
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_RH: Array) -> Array:
         """Logits [R, V] in float32 of the given rows."""
         ...
 

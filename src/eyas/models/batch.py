@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from eyas.models.base import ForwardBatch, LayerGroup
 from eyas.ops.base import AttentionSpan, Ops
@@ -37,7 +37,7 @@ def build_batch(
         ops.plan_attention(group.attention, _spans(segments, index), block_size)
         for index, group in enumerate(groups)
     )
-    return ForwardBatch(torch.tensor(token_ids), torch.tensor(positions), plans)
+    return ForwardBatch(np.array(token_ids, np.int64), np.array(positions, np.int64), plans)
 
 
 def _spans(segments: Sequence[Segment], group_index: int) -> list[AttentionSpan]:

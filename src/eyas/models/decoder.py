@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-import torch
-
 from eyas.kv_spec import KVGroupSpec
+from eyas.layers.attention import AttentionPlace
 from eyas.layers.embedding import Embedding, load_embedding_and_head
 from eyas.layers.layer import Layer, LayerSpec
 from eyas.layers.linear import Linear
@@ -17,7 +16,7 @@ from eyas.layers.norm import RMSNorm, load_rms_norm
 from eyas.layers.rope import Rope
 from eyas.layers.source import Source
 from eyas.models.base import ForwardBatch, LayerGroup
-from eyas.ops.base import AttentionShape, KVLayer, Ops
+from eyas.ops.base import Array, AttentionShape, Handle, KVCache, Ops, Value
 from eyas.tensors import Weights
 
 
@@ -49,6 +48,7 @@ class Decoder:
     def __init__(
         self,
         spec: DecoderSpec,
+        ops: Ops,
         groups: tuple[LayerGroup, ...],
         embedding: Embedding,
         layers: Sequence[_PlacedLayer],
@@ -59,28 +59,36 @@ class Decoder:
         self.hidden_size = spec.hidden_size
         self.max_position = spec.max_position
         self.groups = groups
+        self._ops = ops
         self._embedding = embedding
         self._layers = tuple(layers)
-        self._ropes = {placed.rope for placed in layers if placed.rope is not None}
         self._final_norm = final_norm
-        self._head = head
+        self._forward = ops.compile(self._run)
+        self._logits = ops.compile(head)
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[Sequence[KVLayer]]) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[KVCache]) -> Array:
         """See Model.forward."""
-        x_TH = self._embedding(batch.token_ids_T)
-        angles = {rope: rope.angles(batch.positions_T) for rope in self._ropes}
-        for placed in self._layers:
-            placed.layer(
-                x_TH,
-                batch.plans[placed.group],
-                kv[placed.group][placed.index],
-                None if placed.rope is None else angles[placed.rope],
-            )
-        return self._final_norm(x_TH)
+        return self._forward(batch.token_ids_T, batch.positions_T, *batch.plans, *kv)
 
-    def logits(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_RH: Array) -> Array:
         """See Model.logits."""
-        return self._head(hidden_RH)
+        return self._logits(hidden_RH)
+
+    def _run(self, ids_T: Value, positions_T: Value, *plans_and_kv: Handle) -> Value:
+        count = len(self.groups)
+        plans, kv = plans_and_kv[:count], plans_and_kv[count:]
+        ropes = dict.fromkeys(placed.rope for placed in self._layers if placed.rope is not None)
+        angles = {rope: self._ops.angles(rope.inv_freq, positions_T) for rope in ropes}
+        x_TH = self._embedding(ids_T)
+        for placed in self._layers:
+            place = AttentionPlace(
+                plan=plans[placed.group],
+                kv=kv[placed.group],
+                layer=placed.index,
+                angles=None if placed.rope is None else angles[placed.rope],
+            )
+            x_TH = placed.layer(x_TH, place)
+        return self._final_norm(x_TH)
 
 
 def build_decoder(spec: DecoderSpec, weights: Weights, ops: Ops, owner: str) -> Decoder:
@@ -103,7 +111,7 @@ def build_decoder(spec: DecoderSpec, weights: Weights, ops: Ops, owner: str) -> 
     final_norm = load_rms_norm(source, "model.norm", spec.hidden_size, spec.final_norm_eps)
     weights.finish()
     groups = tuple(_group(shape, shapes.count(shape), owner) for shape in order)
-    return Decoder(spec, groups, embedding, layers, final_norm, head)
+    return Decoder(spec, ops, groups, embedding, layers, final_norm, head)
 
 
 def _group(shape: AttentionShape, num_layers: int, owner: str) -> LayerGroup:

@@ -10,7 +10,7 @@ from eyas.drafters.base import Draft, DraftContext, Drafter, DraftRequest
 from eyas.kv_spec import KVGroupSpec
 from eyas.models.base import Model
 from eyas.models.batch import Segment, build_batch
-from eyas.ops.base import KVLayer, Ops
+from eyas.ops.base import Array, KVCache, Ops
 from eyas.runner.kv_cache import allocate_kv
 from eyas.sampling.logprobs import token_logprobs
 from eyas.sampling.processors import LogitsError
@@ -69,15 +69,14 @@ class ModelRunner:
             group.kv for group in (*target.groups, *draft_groups)
         )
         self.block_size = 0
-        self.kv: list[list[KVLayer]] = []
+        self.kv: list[KVCache] = []
         self._requests: dict[str, _Running] = {}
 
     def allocate_kv(self, num_blocks: tuple[int, ...], block_size: int) -> None:
         assert not self.kv, "KV is allocated once"
         self.block_size = block_size
-        self.kv = allocate_kv(self.groups, num_blocks, block_size, self.kv_dtype)
+        self.kv = allocate_kv(self.groups, num_blocks, block_size, self.ops, self.kv_dtype)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         self._update_requests(plan)
         if not plan.work:
@@ -111,7 +110,7 @@ class ModelRunner:
         if self.drafter:
             self.drafter.forget(request_ids)
 
-    def _forward(self, works: Sequence[RequestWork]) -> torch.Tensor:
+    def _forward(self, works: Sequence[RequestWork]) -> Array:
         count = len(self.target.groups)
         segments = []
         for work in works:
@@ -123,7 +122,7 @@ class ModelRunner:
         batch = build_batch(segments, self.target.groups, self.ops, self.block_size)
         return self.target.forward(batch, self.kv[:count])
 
-    def _verify(self, works: Sequence[RequestWork], hidden_TH: torch.Tensor) -> list[_Outcome]:
+    def _verify(self, works: Sequence[RequestWork], hidden_TH: Array) -> list[_Outcome]:
         """Compute logits only of the rows that somebody reads, and decide each request alone."""
         rows: list[int] = []
         spans: list[tuple[int, int, int]] = []  # per request: first logits row, prompt rows, rows
@@ -137,13 +136,14 @@ class ModelRunner:
             rows.extend(range(first_row, first_row + prompt_rows))
             rows.extend(range(last - sample_rows, last))
             first_row = last
-        logits_RV = self.target.logits(hidden_TH[torch.tensor(rows)]) if rows else hidden_TH[:0]
+        read = hidden_TH if len(rows) == len(hidden_TH) else hidden_TH[rows]
+        logits_RV = self.target.logits(read) if rows else read
         return [
             self._decide(work, logits_RV[start : start + count], prompt_rows)
             for work, (start, prompt_rows, count) in zip(works, spans, strict=True)
         ]
 
-    def _decide(self, work: RequestWork, logits_RV: torch.Tensor, prompt_rows: int) -> _Outcome:
+    def _decide(self, work: RequestWork, logits_RV: Array, prompt_rows: int) -> _Outcome:
         running = self._requests[work.request_id]
         state, rules = running.state, running.state.rules
         try:

@@ -1,14 +1,13 @@
 """Log-probabilities as users see them: of the raw target logits, whatever the sampling rules."""
 
 import numpy as np
-import torch
 
-from eyas.sampling.processors import sort_descending, top_k_indices
+from eyas.sampling.processors import Logits, sort_descending, top_k_indices
 from eyas.sampling.sampler import as_row
 from eyas.types import TokenLogprobs
 
 
-def token_logprobs(logits_V: torch.Tensor, token_id: int, top: int) -> TokenLogprobs:
+def token_logprobs(logits_V: Logits, token_id: int, top: int) -> TokenLogprobs:
     """The token first, then the ``top`` most probable ones without it (-1: the whole vocabulary).
 
     ``logits_V`` is one row in float32. The log-softmax is computed in float64, from this row alone.
@@ -18,15 +17,18 @@ def token_logprobs(logits_V: torch.Tensor, token_id: int, top: int) -> TokenLogp
     row = as_row(logits_V)
     scores_V = row.astype(np.float64)
     best = scores_V.max()
-    logprobs_V = scores_V - (best + np.log(np.exp(scores_V - best).sum()))
+    log_total = best + np.log(np.exp(scores_V - best).sum())
     listed = top_k_indices(row, len(row) if top == -1 else top)
     listed = listed[sort_descending(row[listed])]
     # Everything greater is listed before, so the first of equals says how many are greater.
     ranks = 1 + np.searchsorted(-row[listed], -row[listed], side="left")
     others = listed != token_id
-    own_rank = 1 + int((row > row[token_id]).sum())
+    own_rank = 1 + int(np.count_nonzero(row > row[token_id]))
     return TokenLogprobs(
         token_ids=(token_id, *listed[others].tolist()),
-        logprobs=(float(logprobs_V[token_id]), *logprobs_V[listed[others]].tolist()),
+        logprobs=(
+            float(scores_V[token_id] - log_total),
+            *(scores_V[listed[others]] - log_total).tolist(),
+        ),
         ranks=(own_rank, *ranks[others].tolist()),
     )

@@ -8,25 +8,22 @@ Counter layout, four 32-bit words; the key is the seed's 64 bits (low word, high
     word 3   domain: what the number is for, see Domain
 
 One block gives four words, that is two numbers of 52 bits: words 0 and 1 for even token ids,
-words 2 and 3 for odd ones.
+words 2 and 3 for odd ones. csrc/philox.* computes these integers; the rest is numpy in float64.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
 """
 
+import math
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
-_WORD = np.uint64(0xFFFFFFFF)
-_WORD_BITS = np.uint64(32)
-_CHUNK = 16384  # ids per pass: the pass stays in the cache; even, as a block serves two ids
+from eyas import _core
 
-Words = npt.NDArray[np.uint64]  # 32-bit values, held in 64 bits so that products do not overflow
-FourWords = tuple[Words, Words, Words, Words]
+SMALLEST_GUMBEL = -3.61  # below -log(-log(2^-53)) = -3.6040, the noise of the least uniform
+_INSTRUCTION_SET = _core.instruction_sets()[0]  # the fastest; all give the same integers
+
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
@@ -40,29 +37,12 @@ class Domain(IntEnum):
     DRAFT = 3  # rejection mode: the drafter's proposal
 
 
-def philox(counter: FourWords, key: tuple[int, int]) -> FourWords:
-    """Philox4x32-10 of each counter (four arrays that broadcast together) under one key."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        product0 = c0 * _MULTIPLIERS[0]
-        product1 = c2 * _MULTIPLIERS[1]
-        c0 = (product1 >> _WORD_BITS) ^ c1 ^ np.uint64(k0)
-        c2 = (product0 >> _WORD_BITS) ^ c3 ^ np.uint64(k1)
-        c1 = product1 & _WORD
-        c3 = product0 & _WORD
-        k0 = (k0 + _KEY_STEPS[0]) & 0xFFFFFFFF
-        k1 = (k1 + _KEY_STEPS[1]) & 0xFFFFFFFF
-    return c0, c1, c2, c3
-
-
-def unit_interval(high: Words, low: Words) -> Floats:
-    """Uniforms (r + 1/2) / 2^52 from the leading 52 bits r of two words: exact, never 0 or 1.
+def unit_interval(bits: Ids) -> Floats:
+    """Uniforms (bits + 1/2) / 2^52 from random numbers of 52 bits: exact, never 0 or 1.
 
     The grid is even, and 1 - u lies on it too, so both tails are resolved to 2^-53.
     """
-    bits = (high << np.uint64(20)) | (low >> np.uint64(12))
-    return (bits.view(np.int64).astype(np.float64) + 0.5) * 2.0**-52
+    return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
 def gumbel_from_uniform(uniform: Floats) -> Floats:
@@ -75,40 +55,49 @@ def gumbel_from_uniform(uniform: Floats) -> Floats:
     return noise
 
 
-def gumbel(seed: int, sample_index: int, position: int, ids: Ids | int) -> Floats:
-    """Noise G(seed, sample_index, position, id) for the given token ids, or for 0 .. ids - 1.
+def gumbel(seed: int, sample_index: int, position: int, ids: Ids) -> Floats:
+    """Noise G(seed, sample_index, position, id) of each token id.
 
     A pure function of each id: whichever ids are asked for together, the bits are the same.
     """
-    if isinstance(ids, int):
-        noise_V = np.empty(ids)
-        for start in range(0, ids, _CHUNK):
-            size = min(_CHUNK, ids - start)
-            blocks = np.arange(start >> 1, (start + size + 1) >> 1)
-            pairs = np.stack(_pairs(seed, sample_index, position, blocks), axis=1)
-            noise_V[start : start + size] = gumbel_from_uniform(pairs.ravel()[:size])
-        return noise_V
-    even, odd = _pairs(seed, sample_index, position, ids >> 1)
-    return gumbel_from_uniform(np.where(ids & 1, odd, even))
+    return gumbel_from_uniform(_uniforms(seed, sample_index, position, Domain.GUMBEL, ids))
+
+
+def loud_gumbel(
+    seed: int, sample_index: int, position: int, num_ids: int, least: float
+) -> tuple[Ids, Floats]:
+    """Of the ids 0 .. num_ids - 1, ascending, those whose noise is ``least`` or more, and a few
+    others; and their noise, with ``gumbel``'s bits.
+
+    Noise grows with its uniform u, so it reaches ``least`` only if u reaches exp(-exp(-least)), and
+    the leading word the floor of 2^32 times that. The allowance is for rounding: less than 2^-40 in
+    a noise, and in a ``least`` that any noise is near.
+    """
+    assert least >= SMALLEST_GUMBEL, least
+    lowest = math.floor(2**32 * math.exp(-math.exp(1e-6 - least))) - 1
+    stream = _stream(seed, sample_index, position, Domain.GUMBEL)
+    ids, bits = np.empty((2, num_ids), np.int64)
+    addresses = ids.ctypes.data, bits.ctypes.data
+    count = _core.loud_bits(_INSTRUCTION_SET, stream, num_ids, max(lowest, 0), *addresses)
+    return ids[:count], gumbel_from_uniform(unit_interval(bits[:count]))
 
 
 def uniform(seed: int, sample_index: int, position: int, domain: Domain) -> float:
     """One number strictly between 0 and 1."""
-    first, _ = _pairs(seed, sample_index, position, np.zeros(1, np.int64), domain)
-    return float(first[0])
+    return float(_uniforms(seed, sample_index, position, domain, np.zeros(1, np.int64))[0])
 
 
-def _pairs(
-    seed: int, sample_index: int, position: int, blocks: Ids, domain: Domain = Domain.GUMBEL
-) -> tuple[Floats, Floats]:
-    """The two uniforms of each block."""
+def _uniforms(seed: int, sample_index: int, position: int, domain: Domain, ids: Ids) -> Floats:
+    ids = np.ascontiguousarray(ids, np.int64)
+    bits = np.empty_like(ids)
+    stream = _stream(seed, sample_index, position, domain)
+    _core.random_bits(_INSTRUCTION_SET, stream, ids.ctypes.data, len(ids), bits.ctypes.data)
+    return unit_interval(bits)
+
+
+def _stream(
+    seed: int, sample_index: int, position: int, domain: Domain
+) -> tuple[int, int, int, int]:
     assert 0 <= position < 2**32, position
     assert 0 <= sample_index < 2**32, sample_index
-    counter = (
-        blocks.astype(np.uint64),
-        np.array([position], np.uint64),
-        np.array([sample_index], np.uint64),
-        np.array([domain], np.uint64),
-    )
-    w0, w1, w2, w3 = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
-    return unit_interval(w0, w1), unit_interval(w2, w3)
+    return seed % 2**64, position, sample_index, domain

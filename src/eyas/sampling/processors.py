@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from eyas import _core
 from eyas.sampling.history import Ids, Prefix
 from eyas.sampling.rules import SamplingRules
 
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
-_TOP_P_TRIES = (256, 8192)  # how many are sorted before all are; the bits are the same
+_TOP_P_TRIES = (256, 2048, 8192)  # how many are sorted before all are; the bits are the same
+_TOP_P_NEAR = -18.0  # log-weight below which tokens are left out where they cannot matter
+_TOP_P_ROUNDING = 1e-9  # far above the rounding error of a sum over any vocabulary
 
 
 class LogitsError(Exception):
@@ -120,31 +123,39 @@ def candidates(scores_V: Floats, rules: SamplingRules) -> Candidates:
     Scores are shifted so that the best is 0 before they are divided by the temperature: no
     temperature above 0 is too low for that, so none is clamped.
     """
+    weights_V = scores_V - scores_V.max()
     with np.errstate(over="ignore"):  # to -inf: a probability below exp(-1e308)
-        weights_V = (scores_V - scores_V.max()) / rules.temperature
+        weights_V /= rules.temperature
     # p >= min_p * p_max, in logs and relative to p_max
     floor = math.log(rules.min_p) if rules.min_p > 0 else np.finfo(np.float64).min
-    ids = np.flatnonzero(weights_V >= floor)
-    log_weights = weights_V[ids]
-    if 0 < rules.top_k < len(ids):
-        kept = top_k_indices(log_weights, rules.top_k)
+    ids: Ids | None = None  # all
+    log_weights = weights_V
+    if 0 < rules.top_k < len(weights_V):
+        # Both keep the best, so their order makes no difference, and this one is cheaper.
+        ids = top_k_indices(weights_V, rules.top_k)
+        log_weights = weights_V[ids]
+        kept = log_weights >= floor
         ids, log_weights = ids[kept], log_weights[kept]
+    elif weights_V.min() < floor:
+        ids = np.flatnonzero(weights_V >= floor)
+        log_weights = weights_V[ids]
     if rules.top_p < 1:
-        kept = _top_p_indices(log_weights, rules.top_p)
-        ids, log_weights = ids[kept], log_weights[kept]
+        head = _top_p_indices(log_weights, rules.top_p)
+        ids = head if ids is None else ids[head]
+        log_weights = log_weights[head]
+    if ids is None:
+        ids = np.arange(len(weights_V))
     return Candidates(ids, log_weights)
 
 
 def top_k_indices(values: npt.NDArray[np.floating], k: int) -> Ids:
     """Ascending indices of the k greatest values; among equals the lower index is greater."""
-    if k >= len(values):
-        return np.arange(len(values))
-    if k == 0:
-        return np.empty(0, np.int64)
-    least = np.partition(values, len(values) - k)[len(values) - k]
-    above = np.flatnonzero(values > least)
-    equal = np.flatnonzero(values == least)[: k - len(above)]
-    return np.sort(np.concatenate([above, equal]))
+    assert values.dtype in (np.float32, np.float64), values.dtype
+    top = np.empty(min(k, len(values)), np.int64)
+    select = _core.top_k_f32 if values.dtype == np.float32 else _core.top_k_f64
+    values = np.ascontiguousarray(values)
+    select(values.ctypes.data, len(values), len(top), top.ctypes.data)
+    return top
 
 
 def sort_descending(values: npt.NDArray[np.floating]) -> Ids:
@@ -154,15 +165,33 @@ def sort_descending(values: npt.NDArray[np.floating]) -> Ids:
 
 def _top_p_indices(log_weights: Floats, top_p: float) -> Ids:
     """Ascending indices of the smallest set of most probable tokens that reaches ``top_p``."""
+    # What the improbable tokens can add to the total is bounded without looking at them. Unless the
+    # choice lies within that bound and rounding, the others decide, with a small part of the work.
+    near = np.flatnonzero(log_weights >= _TOP_P_NEAR)
+    near_log_weights = log_weights[near]
+    near_weights = np.exp(near_log_weights)
+    total = float(near_weights.sum())
+    most = total + (len(log_weights) - len(near)) * math.exp(_TOP_P_NEAR)
+    low, high = top_p * total * (1 - _TOP_P_ROUNDING), top_p * most * (1 + _TOP_P_ROUNDING)
+    head = _shortest_head(near_log_weights, near_weights, low, high)
+    if head is not None:
+        return near[head]
     weights = np.exp(log_weights)
     target = top_p * float(weights.sum())
+    head = _shortest_head(log_weights, weights, target, target)
+    # The sum in this order may be a rounding error short of a target that is all of it.
+    return np.arange(len(weights)) if head is None else head
+
+
+def _shortest_head(log_weights: Floats, weights: Floats, low: float, high: float) -> Ids | None:
+    """Ascending indices of the fewest most probable tokens whose weights add up to a target, which
+    is between ``low`` and ``high``: None if these two differ in that, or all tokens are too few."""
     # Sorting the whole row is the expensive part and rarely needed. The running sum goes from the
     # most probable token down, so it has the same bits however many are sorted.
     for size in (*_TOP_P_TRIES, len(weights)):
         head = top_k_indices(log_weights, size)
         head = head[sort_descending(log_weights[head])]
-        reached = np.flatnonzero(np.cumsum(weights[head]) >= target)
-        if len(reached):
-            return np.sort(head[: reached[0] + 1])
-    # The sum in this order is a rounding error short of a target that is all of it.
-    return np.arange(len(weights))
+        first, last = np.searchsorted(np.cumsum(weights[head]), (low, high))
+        if last < len(head):
+            return np.sort(head[: first + 1]) if first == last else None
+    return None

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from eyas import _core
+from eyas.sampling.gumbel_max import gumbel_max
 from eyas.sampling.history import Ids, Prefix, TokenCounts
-from eyas.sampling.noise import Domain, Floats, gumbel, uniform
+from eyas.sampling.noise import Domain, Floats, uniform
 from eyas.sampling.processors import LogitRules, Logits, candidates, check_logits
 from eyas.sampling.rules import SamplingRules
 
@@ -69,24 +71,26 @@ class SampleState:
         return Prefix(num_output, tail, seen, output_ids, output_counts)
 
 
-def sample(logits_V: torch.Tensor, state: SampleState, extra: Sequence[int] = ()) -> int:
+def sample(logits_V: Logits, state: SampleState, extra: Sequence[int] = ()) -> int:
     """The token after ``state.token_ids + extra``, given its float32 logits [V].
 
     Raises LogitsError for logits that aren't finite, or if masks leave no token.
     """
+    greedy = state.rules.temperature == 0
+    if greedy and state.logit_rules.changes_nothing(state.position(len(extra))):
+        token = _core.best_index(logits_V)
+        if token < 0:
+            check_logits(logits_V)
+        return token
     scores_V = _scores(logits_V, state, extra)
-    if state.rules.temperature == 0:
+    if greedy:
         return int(scores_V.argmax())
     left = candidates(scores_V.astype(np.float64, copy=False), state.rules)
-    # Noise for a whole vocabulary costs half as much as for a list of all ids.
-    ids = len(scores_V) if len(left.ids) == len(scores_V) else left.ids
-    noise = gumbel(state.seed, state.sample_index, state.position(len(extra)), ids)
-    return int(left.ids[np.argmax(left.log_weights + noise)])
+    position = state.position(len(extra))
+    return gumbel_max(left, len(scores_V), state.seed, state.sample_index, position)
 
 
-def distribution(
-    logits_V: torch.Tensor, state: SampleState, extra: Sequence[int] = ()
-) -> torch.Tensor:
+def distribution(logits_V: Logits, state: SampleState, extra: Sequence[int] = ()) -> torch.Tensor:
     """Probabilities [V] (float64) of the token after ``state.token_ids + extra``: what ``sample``
     draws from. Temperature 0 is one-hot. Raises as ``sample`` does."""
     scores_V = _scores(logits_V, state, extra)
@@ -120,16 +124,16 @@ def draw_from(weights_V: Floats, draw: float) -> int:
     return token if token < len(weights_V) else int(np.flatnonzero(weights_V)[-1])
 
 
-def as_row(logits_V: torch.Tensor) -> Logits:
+def as_row(logits_V: Logits) -> Logits:
     """The row as a contiguous float32 array, checked to be finite (LogitsError)."""
-    assert logits_V.dtype == torch.float32, logits_V.dtype
-    assert logits_V.ndim == 1, logits_V.shape
-    row: Logits = np.ascontiguousarray(logits_V.numpy())
+    row: Logits = np.ascontiguousarray(logits_V)
+    assert row.dtype == np.float32, row.dtype
+    assert row.ndim == 1, row.shape
     check_logits(row)
     return row
 
 
-def _scores(logits_V: torch.Tensor, state: SampleState, extra: Sequence[int]) -> Logits | Floats:
+def _scores(logits_V: Logits, state: SampleState, extra: Sequence[int]) -> Logits | Floats:
     row = as_row(logits_V)
     if state.logit_rules.changes_nothing(state.position(len(extra))):
         return row

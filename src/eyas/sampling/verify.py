@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from eyas.sampling.noise import Domain, Floats, uniform
-from eyas.sampling.processors import LogitsError
+from eyas.sampling.processors import Logits, LogitsError
 from eyas.sampling.sampler import SampleState, distribution, draw_from, sample
 
 
@@ -20,7 +20,7 @@ class Verified:
     num_accepted: int
 
 
-def verify_exact(logits_RV: torch.Tensor, state: SampleState, drafts: Sequence[int]) -> Verified:
+def verify_exact(logits_RV: Logits, state: SampleState, drafts: Sequence[int]) -> Verified:
     """Accept drafts as long as each equals the token that plain decoding samples there.
 
     Row j of ``logits_RV`` [len(drafts) + 1, V] follows ``state.token_ids + drafts[:j]``. Rows after
@@ -46,7 +46,7 @@ def verify_exact(logits_RV: torch.Tensor, state: SampleState, drafts: Sequence[i
 
 
 def verify_rejection(
-    logits_RV: torch.Tensor,
+    logits_RV: Logits,
     state: SampleState,
     drafts: Sequence[int],
     draft_probs_KV: torch.Tensor | None,

@@ -7,12 +7,12 @@ from in_memory import InMemoryWeights
 
 from eyas.models.base import Model
 from eyas.models.registry import available_models, load_model
-from eyas.ops.torch_cpu import TorchOps
+from eyas.ops.native import NativeOps
 
 
 def load(hf: Any, change: dict[str, Any], **extra: torch.Tensor) -> Model:
     weights = InMemoryWeights({**hf.state_dict(), **extra})
-    return load_model({**hf.config.to_dict(), **change}, weights, TorchOps(), "draft")
+    return load_model({**hf.config.to_dict(), **change}, weights, NativeOps(), "draft")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_the_models_are_found_by_their_files() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "base", "registry", "../llama", "llama.load", None, 3])
 def test_an_unknown_model_type_is_refused(name: object) -> None:
     with pytest.raises(ValueError, match=r"model_type .* is not supported: llama, mistral, qwen2"):
-        load_model({"model_type": name}, InMemoryWeights({}), TorchOps(), "target")
+        load_model({"model_type": name}, InMemoryWeights({}), NativeOps(), "target")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_mistral_needs_to_know_its_window(models: dict[str, Any]) -> None:
     config = models["mistral"].config.to_dict()
     del config["sliding_window"]
     with pytest.raises(ValueError, match="no sliding_window"):
-        load_model(config, InMemoryWeights({}), TorchOps(), "target")
+        load_model(config, InMemoryWeights({}), NativeOps(), "target")
 
 
 def test_older_configs_count_the_layers_without_a_window(models: dict[str, Any]) -> None:

@@ -142,6 +142,31 @@ def test_top_k_indices(values, k):
     assert top_k_indices(np.array(values, np.float64), k).tolist() == sorted(order[:k])
 
 
+@given(
+    st.integers(0, 2**32),
+    st.integers(1000, 5000),
+    st.integers(1, 3000),
+    st.sampled_from([1, 30, 10**9]),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_top_k_indices_of_many(seed, size, k, num_values, dtype):
+    # Few distinct values: many ties, on both sides of the k-th. Some are masked.
+    values = np.random.default_rng(seed).integers(0, num_values, size).astype(dtype)
+    values[values % 7 == 6] = -np.inf
+    order = np.argsort(-values, kind="stable")
+    assert top_k_indices(values, k).tolist() == sorted(order[:k].tolist())
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from([1e-9, 0.1, 0.4, 1.0]))
+def test_top_k_after_min_p(seed, top_k, min_p):
+    scores = np.random.default_rng(seed).integers(-4, 4, 50).astype(np.float64)
+    scores[:5] = -np.inf  # masked
+    probable = np.flatnonzero(np.exp(scores - scores.max()) >= min_p)
+    order = sorted(probable, key=lambda i: (-scores[i], i))
+    got = candidates(scores, SamplingRules(min_p=min_p, top_k=top_k)).ids
+    assert got.tolist() == sorted(order[:top_k])
+
+
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.9999, 1 - 2**-53])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 6.0])
 def test_top_p_over_a_large_vocabulary_equals_a_full_sort(top_p, spread):
@@ -153,6 +178,28 @@ def test_top_p_over_a_large_vocabulary_equals_a_full_sort(top_p, spread):
     size = enough[0] + 1 if len(enough) else len(scores)
     got = candidates(scores, SamplingRules(top_p=top_p)).ids
     assert got.tolist() == sorted(order[:size].tolist())
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 9000),
+    st.sampled_from([0.0, 1.0, 4.0, 8.0, 30.0]),
+    st.floats(0, 1),
+    st.sampled_from([0, 1e-16, -1e-16, 1e-12, -1e-12, 1e-7, -1e-7, 1e-4, -1e-4]),
+)
+def test_top_p_at_the_edge_of_a_set_equals_a_full_sort(seed, size, spread, place, step):
+    # top_p is the share of the most probable tokens, or that and a little: the choice is as close
+    # as rounding and the tail of improbable tokens make it.
+    scores = np.random.default_rng(seed).normal(0, spread, size)
+    order = np.argsort(-scores, kind="stable")
+    weights = np.exp(scores - scores.max())
+    sums = np.cumsum(weights[order])
+    top_p = sums[int(place**8 * (size - 1))] / weights.sum() * (1 + step)
+    top_p = min(max(float(top_p), 1e-9), 1 - 2**-53)
+    enough = np.flatnonzero(sums >= top_p * weights.sum())
+    count = enough[0] + 1 if len(enough) else size
+    got = candidates(scores, SamplingRules(top_p=top_p)).ids
+    assert got.tolist() == sorted(order[:count].tolist())
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-5, 1e308])

@@ -37,7 +37,7 @@ def test_sample_is_the_documented_argmax(row_seed, seed, num_drafts):
     logits = normal(row_seed, 12)
     logprobs = logits.double().log_softmax(-1).numpy() / 0.7
     survivors = np.argsort(-logprobs)[:5]
-    totals = logprobs + gumbel(seed, 2, 1 + num_drafts, 12)
+    totals = logprobs + gumbel(seed, 2, 1 + num_drafts, np.arange(12))
     want = max(survivors, key=lambda token: totals[token])
     assert sample(logits, state, [0] * num_drafts) == want
 

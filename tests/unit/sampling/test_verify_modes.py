@@ -107,7 +107,7 @@ def test_accept_and_residual_give_the_target_exactly(seed, size):
     # All terms are at most 1; the sums of size terms are off by size epsilons at most.
     np.testing.assert_allclose(law, target, rtol=0, atol=2 * size * EPS)
     left = residual(target, draft)
-    if not np.array_equal(target, draft):
+    if (target > draft).any():  # rounding can hide it even where the two differ
         assert ((left == 0) | (target > draft)).all()
     assert (left >= 0).all()
     assert abs(left.sum() - 1) <= size * EPS

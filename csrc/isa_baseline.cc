@@ -1,0 +1,3 @@
+#include "table.inl"
+
+EYAS_TABLE(baseline_table, "baseline")

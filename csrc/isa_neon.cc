@@ -1,0 +1,4 @@
+#define EYAS_NEON
+#include "table.inl"
+
+EYAS_TABLE(neon_table, "neon")

@@ -1,0 +1,399 @@
+"""NativeOps: the kernels of ``csrc/``, recorded once per model and replayed once per step."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from sys import getrefcount
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eyas import _core
+from eyas.ops.base import (
+    Array,
+    AttentionShape,
+    AttentionSpan,
+    KVCache,
+    KVLayer,
+    KVShape,
+    Routing,
+    Value,
+)
+from eyas.ops.lowering import lower
+from eyas.ops.recorder import Input, Instruction, Recorded, Recording
+from eyas.tensors import StoredTensor
+
+logger = logging.getLogger(__name__)
+
+ActivationType = Literal["auto", "int8", "float32"]
+ISA_VARIABLE = "EYAS_ISA"
+
+_CHUNK_BYTES = 16 << 20
+_KEPT_BYTES = 16 << 20  # of a result's memory, for the next one
+_UNSHARED = 2  # references to it: the attribute, and the argument of getrefcount
+_FLOATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_FLOAT_FORMATS = tuple(_FLOATS.values())
+_NO_KERNEL = ("q2_k", "q3_k")  # kept as float32
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Outputs ``offset ..`` of a linear layer."""
+
+    packed: Any
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """A [num_outputs, num_inputs] weight, in one part per stored format."""
+
+    parts: tuple[_Part, ...]
+    num_outputs: int
+    num_inputs: int
+    int8: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExperts:
+    """A mixture of experts; whether its layers want int8 activations."""
+
+    packed: Any
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    gate_up_int8: bool
+    down_int8: bool
+
+
+class NativeOps:
+    """The Ops protocol on this machine's best instruction set (or the one that EYAS_ISA names).
+
+    ``weight_dtype`` None keeps weights as they are stored, bit for bit; a float type rounds them to
+    it. ``activation_dtype``: what quantised weights are multiplied with: "int8" (which "auto" is),
+    quantised per row and group of 32, or "float32". ``num_threads`` None is one per core.
+
+    ValueError for an instruction set that is not in this build, or that this machine lacks.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        weight_dtype: torch.dtype | None = None,
+        activation_dtype: ActivationType = "auto",
+        num_threads: int | None = None,
+        instruction_set: str | None = None,
+    ) -> None:
+        isa = instruction_set or os.environ.get(ISA_VARIABLE) or _core.instruction_sets()[0]
+        self.context = _core.Context(isa, num_threads or _available_cores())
+        self._arena = _core.Arena()
+        self._weight_format = None if weight_dtype is None else _FLOATS[weight_dtype]
+        self._int8 = activation_dtype != "float32"
+        self._recording: Recording | None = None
+
+    def compile(self, function: Callable[..., Value]) -> "Compiled":
+        return Compiled(self, function)
+
+    def pack_linear(
+        self, weights: Sequence[StoredTensor], bias: torch.Tensor | None
+    ) -> NativeLinear:
+        return self._pack_linear(weights, bias, self._all_int8(weights))
+
+    def pack_experts(
+        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]
+    ) -> NativeExperts:
+        # One form of activations serves all experts.
+        gate_up_int8 = all(self._all_int8(weights) for weights in gate_up)
+        down_int8 = self._all_int8(down)
+        first = [self._pack_linear(weights, None, gate_up_int8) for weights in gate_up]
+        second = [self._pack_linear([weight], None, down_int8) for weight in down]
+        hidden_size, intermediate_size = down[0].shape
+        assert {(w.num_outputs, w.num_inputs) for w in first} == {
+            (2 * intermediate_size, hidden_size)
+        }, "gate and up don't fit down"
+        assert {(w.num_outputs, w.num_inputs) for w in second} == {
+            (hidden_size, intermediate_size)
+        }, "experts of different sizes"
+        packed = _core.Experts(
+            [[(part.packed, part.offset) for part in linear.parts] for linear in first],
+            [[(part.packed, part.offset) for part in linear.parts] for linear in second],
+            hidden_size,
+            intermediate_size,
+        )
+        return NativeExperts(
+            packed, len(down), hidden_size, intermediate_size, gate_up_int8, down_int8
+        )
+
+    def _all_int8(self, weights: Sequence[StoredTensor]) -> bool:
+        """Whether one form of activations, int8, can serve all the weights."""
+        floats = (*_FLOAT_FORMATS, *_NO_KERNEL)
+        kept = self._weight_format is None
+        return self._int8 and kept and all(weight.format not in floats for weight in weights)
+
+    def _pack_linear(
+        self, weights: Sequence[StoredTensor], bias: torch.Tensor | None, int8: bool
+    ) -> NativeLinear:
+        runs: list[tuple[str, list[StoredTensor]]] = []
+        for weight in weights:
+            kept = self._kept_format(weight)
+            if runs and runs[-1][0] == kept:
+                runs[-1][1].append(weight)
+            else:
+                runs.append((kept, [weight]))
+        (num_inputs,) = {weight.shape[1] for weight in weights}
+        parts, offset = [], 0
+        for kept, tensors in runs:
+            size = sum(tensor.shape[0] for tensor in tensors)
+            own_bias = None if bias is None else bias[offset : offset + size].contiguous()
+            parts.append(_Part(self._pack(tensors, kept, int8, own_bias), offset))
+            offset += size
+        return NativeLinear(tuple(parts), offset, num_inputs, int8)
+
+    def pack_embedding(self, weight: StoredTensor) -> NativeLinear:
+        return self.pack_linear([weight], None)
+
+    def allocate_kv(self, shape: KVShape, dtype: torch.dtype) -> KVCache:
+        blocks, size = shape.num_blocks, shape.block_size
+        heads, head_dim = shape.num_kv_heads, shape.head_dim
+
+        def allocate(*sizes: int) -> torch.Tensor:
+            try:
+                return torch.empty(sizes, dtype=dtype)
+            except (RuntimeError, TypeError) as error:  # no such memory; no such number
+                raise MemoryError from error
+
+        # A block's keys lie input by input, so that 16 keys make a vector; see csrc/kernels.h.
+        stored = [
+            (allocate(blocks, heads, head_dim, size), allocate(blocks, heads, size, head_dim))
+            for _ in range(shape.num_layers)
+        ]
+        addresses = [(keys.data_ptr(), values.data_ptr()) for keys, values in stored]
+        return KVCache(
+            tuple(
+                KVLayer(keys.permute(0, 3, 1, 2), values.permute(0, 2, 1, 3))
+                for keys, values in stored
+            ),
+            _core.KVCache(_FLOATS[dtype], addresses),
+        )
+
+    def plan_attention(
+        self, shape: AttentionShape, spans: Sequence[AttentionSpan], block_size: int
+    ) -> Any:
+        heads = (shape.num_query_heads, shape.num_kv_heads, shape.head_dim)
+        tuples = [
+            (span.row, span.num_queries, span.position, span.first_block, span.blocks)
+            for span in spans
+        ]
+        return _core.plan_attention(self.context, heads, block_size, shape.window or 0, 0, tuples)
+
+    def linear(self, handle: NativeLinear, x: Recorded) -> Recorded:
+        assert x.width == handle.num_inputs, (x.width, handle.num_inputs)
+        return self._record("linear", [x], handle.num_outputs, handle)
+
+    def embed(self, handle: NativeLinear, ids: Input) -> Recorded:
+        (part,) = handle.parts
+        return self._record("embed", [], handle.num_inputs, part.packed, ids)
+
+    def split(self, x: Recorded, widths: Sequence[int]) -> tuple[Recorded, ...]:
+        assert sum(widths) == x.width, (widths, x.width)
+        starts = [x.offset + sum(widths[:i]) for i in range(len(widths))]
+        return tuple(
+            Recorded(width, start, x.root) for width, start in zip(widths, starts, strict=True)
+        )
+
+    def add(self, x: Recorded, y: Recorded) -> Recorded:
+        assert x.width == y.width, (x.width, y.width)
+        return self._record("add", [x, y], x.width)
+
+    def rms_norm(self, x: Recorded, weight: torch.Tensor, eps: float) -> Recorded:
+        assert x.width % len(weight) == 0, (x.width, len(weight))
+        return self._record("rms_norm", [x], x.width, weight.tolist(), eps)
+
+    def angles(self, inv_freq: torch.Tensor, positions: Input) -> tuple[Recorded, Recorded]:
+        assert self._recording is not None, "angles outside a compiled function"
+        tables = Recorded(len(inv_freq)), Recorded(len(inv_freq))
+        self._recording.instructions.append(
+            Instruction("angles", (), tables, (inv_freq.tolist(), positions))
+        )
+        return tables
+
+    def rope(self, x: Recorded, angles: tuple[Recorded, Recorded]) -> Recorded:
+        head_dim = 2 * angles[0].width
+        assert x.width % head_dim == 0, (x.width, head_dim)
+        return self._record("rope", [x, *angles], x.width, head_dim)
+
+    def silu_mul(self, gate_up: Recorded) -> Recorded:
+        return self._record("silu_mul", [gate_up], gate_up.width // 2)
+
+    def moe(
+        self, handle: NativeExperts, x: Recorded, scores: Recorded, routing: Routing
+    ) -> Recorded:
+        assert x.width == handle.hidden_size, (x.width, handle.hidden_size)
+        assert scores.width == handle.num_experts, (scores.width, handle.num_experts)
+        assert 1 <= routing.top_k <= handle.num_experts, (routing, handle.num_experts)
+        return self._record("moe", [x, scores], x.width, handle, routing)
+
+    def attention(
+        self,
+        plan: Input,
+        kv: Input,
+        layer: int,
+        q: Recorded,
+        k: Recorded,
+        v: Recorded,
+        scale: float,
+    ) -> Recorded:
+        return self._record("attention", [q, k, v], q.width, plan, kv, layer, scale)
+
+    def _record(self, kind: str, inputs: list[Recorded], width: int, *arguments: Any) -> Recorded:
+        assert self._recording is not None, f"{kind} outside a compiled function"
+        return self._recording.add(kind, inputs, width, *arguments)
+
+    def _kept_format(self, weight: StoredTensor) -> str:
+        if self._weight_format is not None:
+            return self._weight_format
+        if weight.format in _NO_KERNEL:
+            logger.warning("%s: %s has no kernel: kept as float32", weight.name, weight.format)
+            return "f32"
+        return weight.format
+
+    def _pack(
+        self, tensors: Sequence[StoredTensor], kept: str, int8: bool, bias: torch.Tensor | None
+    ) -> Any:
+        num_outputs = sum(tensor.shape[0] for tensor in tensors)
+        num_inputs = tensors[0].shape[1]
+        assert bias is None or (bias.shape == (num_outputs,) and bias.dtype == torch.float32)
+        address = 0 if bias is None else bias.data_ptr()
+        packed = _core.make_weight(self._arena, kept, num_outputs, num_inputs, int8, address)
+        row_bytes = _core.row_bytes(kept, num_inputs)
+        panels = max(1, _CHUNK_BYTES // (row_bytes * _core.TILE))
+        chunk = np.empty((panels * _core.TILE, row_bytes), np.uint8)
+        panel = filled = 0
+        finite = True
+
+        def flush() -> None:
+            nonlocal panel, filled, finite
+            finite &= packed.pack_rows(self.context, panel, chunk.ctypes.data, row_bytes, filled)
+            panel, filled = panel + panels, 0
+
+        for tensor in tensors:
+            start = 0
+            while start < tensor.shape[0]:
+                stop = min(tensor.shape[0], start + len(chunk) - filled)
+                chunk[filled : filled + stop - start] = _stored_rows(tensor, kept, start, stop)
+                filled += stop - start
+                start = stop
+                if filled == len(chunk):
+                    flush()
+            tensor.release()
+        if filled:
+            flush()
+        if not finite:
+            for tensor in tensors:
+                tensor.read()  # raises, naming the tensor and the place
+            raise AssertionError("the kernels found a value that is not finite")
+        return packed
+
+
+class Compiled:
+    """A function over ops: recorded at its first call, replayed at every call."""
+
+    def __init__(self, ops: NativeOps, function: Callable[..., Value]) -> None:
+        self._ops = ops
+        self._function = function
+        self._places: dict[str, list[int]] = {}  # of each kind among the arguments
+        self._inputs: list[int] = []  # buffers of the float arrays
+        self._result = 0  # buffer of the result
+        self._width = 0
+        self._memory = np.empty((0, 0), np.float32)  # of an earlier result
+        self.program: Any = None
+
+    def __call__(self, *arguments: Any) -> Array:
+        if self.program is None:
+            self._compile(arguments)
+        places = self._places
+        floats = [arguments[i] for i in places["float"]]
+        ids = [arguments[i] for i in places["ids"]]
+        num_rows = len(floats[0] if floats else ids[0])
+        result = self._result_rows(num_rows)
+        if num_rows:
+            self.program.run(
+                num_rows,
+                [*zip(self._inputs, floats, strict=True), (self._result, result)],
+                ids,
+                [arguments[i] for i in places["plan"]],
+                [arguments[i].handle for i in places["cache"]],
+            )
+        return result
+
+    def _result_rows(self, num_rows: int) -> Array:
+        """Memory for a result: an earlier one's if nobody holds that any more, as fresh memory
+        costs a page fault for each page."""
+        if len(self._memory) < num_rows or getrefcount(self._memory) > _UNSHARED:
+            memory = np.empty((num_rows, self._width), np.float32)
+            if memory.nbytes > _KEPT_BYTES:
+                return memory
+            self._memory = memory
+        return self._memory[:num_rows]
+
+    def _compile(self, arguments: Sequence[Any]) -> None:
+        recording = Recording()
+        inputs: list[Recorded] = []
+        places = self._places = {"float": [], "ids": [], "plan": [], "cache": []}
+
+        def stand_in(place: int, value: Any) -> Recorded | Input:
+            if isinstance(value, np.ndarray) and value.dtype == np.float32:
+                places["float"].append(place)
+                inputs.append(Recorded(value.shape[1]))
+                return inputs[-1]
+            kind = "plan"
+            if isinstance(value, np.ndarray):
+                kind = "ids"
+            elif isinstance(value, KVCache):
+                kind = "cache"
+            places[kind].append(place)
+            return Input(len(places[kind]) - 1)
+
+        stand_ins = [stand_in(place, value) for place, value in enumerate(arguments)]
+        assert self._ops._recording is None, "a compiled function called another one"
+        self._ops._recording = recording
+        try:
+            result = self._function(*stand_ins)
+        finally:
+            self._ops._recording = None
+        program = _core.Program(self._ops.context)
+        self._inputs, self._result = lower(recording, program, inputs, result)
+        self._width = result.width
+        self.program = program
+
+
+def _stored_rows(tensor: StoredTensor, kept: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    """Rows of the tensor in the format ``kept``, as bytes. ValueError naming the tensor if a value
+    is not finite, or if float16 can't hold it."""
+    if kept == tensor.format:
+        return tensor.read_raw(start, stop)
+    values = tensor.read(start, stop)
+    if kept == "f32":
+        return _bytes(values)
+    dtype = next(dtype for dtype, name in _FLOATS.items() if name == kept)
+    rounded = values.to(dtype)
+    if dtype == torch.float16 and not bool(torch.isfinite(rounded).all()):
+        raise ValueError(
+            f"{tensor.name} holds a value that float16 can't hold: use bfloat16 or float32"
+        )
+    return _bytes(rounded)
+
+
+def _bytes(values: torch.Tensor) -> npt.NDArray[np.uint8]:
+    result: npt.NDArray[np.uint8] = values.contiguous().view(torch.uint8).numpy()
+    return result
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
