@@ -145,6 +145,9 @@ AttentionPlan* make_plan(const Context& context, std::tuple<int, int, int> heads
   for (auto& [row, tokens, position, first, blocks] : tuples)
     spans.push_back({row, tokens, position, first, std::move(blocks)});
   const auto [query, kv, dim] = heads;
+  if (dim > MAX_HEAD_DIM)
+    throw std::invalid_argument("head_dim " + std::to_string(dim) + " is over " +
+                                std::to_string(MAX_HEAD_DIM) + ", the kernels' limit");
   return new AttentionPlan({query, kv, dim}, block_size, window, chunk, std::move(spans),
                            context.pool.size());
 }

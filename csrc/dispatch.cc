@@ -1,6 +1,10 @@
 // Which tables this build has, and which of them this machine can run.
 #include "kernels.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace eyas {
 
 extern const KernelTable baseline_table;
@@ -31,6 +35,9 @@ bool is_supported(const KernelTable& table) {
   if (&table == &avx2_table)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c");
+#elif defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long dot_products = 1ul << 20;  // HWCAP_ASIMDDP
+  if (&table == &neon_table) return getauxval(AT_HWCAP) & dot_products;
 #endif
   (void)table;
   return true;

@@ -73,72 +73,78 @@ inline void for_four(Function f) {
   f(std::integral_constant<int, 3>());
 }
 
+// The sums of one group, and what becomes of them: total += scale * (sum of w * x).
+template <Format FORMAT, int ROWS>
+struct Int8Group {
+  using L = Layout<FORMAT>;
+  static constexpr bool HALVES = FORMAT == Format::Q6_K;  // each half has its own scale
+  Dot<L::BITS> dots[HALVES ? 2 : 1][ROWS][PARTS];
+
+  // Steps J and J + 4 of all rows and columns.
+  template <int J>
+  void step(const uint8_t* unit, int group, const int8_t* x, int64_t stride) {
+    B low[PARTS], high[PARTS];
+    for (int p = 0; p < PARTS; ++p)
+      GroupReader<FORMAT>(unit, group, p).template steps<J>(low[p], high[p]);
+    for (int r = 0; r < ROWS; ++r) {
+      const B x_low = broadcast4(x + r * stride + 4 * J);
+      for (int p = 0; p < PARTS; ++p)
+        dots[0][r][p].template step<HALVES ? J : 2 * J>(low[p], x_low);
+      const B x_high = broadcast4(x + r * stride + 4 * J + 16);
+      for (int p = 0; p < PARTS; ++p)
+        dots[HALVES][r][p].template step<HALVES ? J : 2 * J + 1>(high[p], x_high);
+    }
+  }
+
+  void add_to(F (&total)[ROWS][PARTS], const uint8_t* unit, int group, const GroupInfo* info,
+              int64_t stride) {
+    for (int p = 0; p < PARTS; ++p) {
+      const GroupReader<FORMAT> reader(unit, group, p);
+      F d, minimum = zero();
+      if constexpr (HALVES)
+        d = reader.half_at(0);
+      else
+        d = reader.scale();
+      if constexpr (L::MIN) minimum = reader.minimum();
+      for (int r = 0; r < ROWS; ++r) {
+        const GroupInfo& i = info[r * stride];
+        F sum;
+        if constexpr (HALVES) {
+          const I low = add(dots[0][r][p].done(), set1_int(-L::ZERO * i.low_sum));
+          const I high = add(dots[1][r][p].done(), set1_int(-L::ZERO * i.high_sum));
+          sum = to_float(add(mul(low, reader.half_scale(0)), mul(high, reader.half_scale(1))));
+        } else {
+          sum = to_float(dots[0][r][p].done());
+          // What makes weights unsigned is taken out again: below 2^24 in all, so exactly.
+          if constexpr (L::ZERO == 128 && Dot<L::BITS>::OFFSET)
+            sum = add(sum, set1(i.offset));
+          else if constexpr (L::ZERO > 0 && Dot<L::BITS>::OFFSET)
+            sum = fma(set1(i.offset), set1(L::ZERO / 128.0f), sum);
+        }
+        total[r][p] = fma(sum, mul(d, set1(i.scale)), total[r][p]);
+        if constexpr (L::MIN) total[r][p] = fma(minimum, set1(i.sum), total[r][p]);
+      }
+    }
+  }
+};
+
 // int8 activations: an exact integer sum inside each group, one multiply-add per group in float32.
 template <Format FORMAT, int ROWS>
 void int8_tile(const LinearArgs& args, const uint8_t* panel, int64_t row, float* sums) {
   using L = Layout<FORMAT>;
   const int groups = static_cast<int>(args.weight->num_inputs / GROUP);
-  const int8_t* x = args.xq.data + row * args.xq.stride;
-  const GroupInfo* info = args.xq.info + row * args.xq.info_stride;
+  const int64_t stride = args.xq.stride, info_stride = args.xq.info_stride;
+  const int8_t* x = args.xq.data + row * stride;
+  const GroupInfo* info = args.xq.info + row * info_stride;
   F total[ROWS][PARTS];
   for (int r = 0; r < ROWS; ++r)
     for (int p = 0; p < PARTS; ++p) total[r][p] = zero();
-
   for (int done = 0; done < groups; done += L::GROUPS, panel += L::UNIT_BYTES) {
     const int count = groups - done < L::GROUPS ? groups - done : L::GROUPS;
     for (int g = 0; g < count; ++g, x += GROUP, ++info) {
-      for (int p = 0; p < PARTS; ++p) {
-        const GroupReader<FORMAT> reader(panel, g, p);
-        if constexpr (FORMAT == Format::Q6_K) {
-          Dot<L::BITS> low_dot[ROWS], high_dot[ROWS];
-          for_four([&](auto j) {
-            constexpr int J = decltype(j)::value;
-            B low, high;
-            reader.template steps<J>(low, high);
-            for (int r = 0; r < ROWS; ++r) {
-              low_dot[r].template step<J>(low, broadcast4(x + r * args.xq.stride + 4 * J));
-              high_dot[r].template step<J>(high, broadcast4(x + r * args.xq.stride + 4 * J + 16));
-            }
-          });
-          const I low_scale = reader.half_scale(0), high_scale = reader.half_scale(1);
-          const F d = reader.half_at(0);
-          for (int r = 0; r < ROWS; ++r) {
-            const GroupInfo& i = info[r * args.xq.info_stride];
-            const I low = add(low_dot[r].done(), set1_int(-L::ZERO * i.low_sum));
-            const I high = add(high_dot[r].done(), set1_int(-L::ZERO * i.high_sum));
-            const I dot = add(mul(low, low_scale), mul(high, high_scale));
-            const F scale = mul(d, set1(i.scale));
-            total[r][p] = fma(to_float(dot), scale, total[r][p]);
-          }
-        } else {
-          Dot<L::BITS> dot[ROWS];
-          for_four([&](auto j) {
-            constexpr int J = decltype(j)::value;
-            B low, high;
-            reader.template steps<J>(low, high);
-            for (int r = 0; r < ROWS; ++r) {
-              dot[r].template step<2 * J>(low, broadcast4(x + r * args.xq.stride + 4 * J));
-              dot[r].template step<2 * J + 1>(high, broadcast4(x + r * args.xq.stride + 4 * J + 16));
-            }
-          });
-          const F d = reader.scale();
-          for (int r = 0; r < ROWS; ++r) {
-            const GroupInfo& i = info[r * args.xq.info_stride];
-            F q = to_float(dot[r].done());
-            // Below 2^24 in all, so this is exact.
-            if constexpr (L::ZERO == 128 && Dot<L::BITS>::OFFSET)
-              q = add(q, set1(i.offset));
-            else if constexpr (L::ZERO > 0 && Dot<L::BITS>::OFFSET)
-              q = fma(set1(i.offset), set1(L::ZERO / 128.0f), q);
-            total[r][p] = fma(q, mul(d, set1(i.scale)), total[r][p]);
-          }
-          if constexpr (L::MIN) {
-            const F minimum = reader.minimum();
-            for (int r = 0; r < ROWS; ++r)
-              total[r][p] = fma(minimum, set1(info[r * args.xq.info_stride].sum), total[r][p]);
-          }
-        }
-      }
+      Int8Group<FORMAT, ROWS> group;
+      for_four([&](auto j) { group.template step<decltype(j)::value>(panel, g, x, stride); });
+      group.add_to(total, panel, g, info, info_stride);
     }
   }
   for (int r = 0; r < ROWS; ++r)

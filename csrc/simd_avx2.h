@@ -141,13 +141,16 @@ template <int BITS>
 struct Dot {
   static constexpr bool OFFSET = true;
   static constexpr int STEPS = BITS == 4 ? 8 : BITS == 5 ? 4 : 2;
-  __m256i wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
+  __m256i wide, narrow;
   template <int STEP>
   void step(B w, B x) {
     const __m256i product = _mm256_maddubs_epi16(w.v, x.v);
     narrow = STEP % STEPS == 0 ? product : _mm256_add_epi16(narrow, product);
-    if (STEP % STEPS == STEPS - 1)
-      wide = _mm256_add_epi32(wide, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+    asm("" : "+x"(narrow));  // one running sum: a tree of sums would need more registers
+    if (STEP % STEPS == STEPS - 1) {
+      const __m256i sum = _mm256_madd_epi16(narrow, _mm256_set1_epi16(1));
+      wide = STEP < STEPS ? sum : _mm256_add_epi32(wide, sum);
+    }
   }
   I done() { return {wide}; }
 };
@@ -156,12 +159,14 @@ struct Dot {
 template <>
 struct Dot<8> {
   static constexpr bool OFFSET = false;
-  __m256i wide = _mm256_setzero_si256();
+  __m256i wide;
   template <int STEP>
   void step(B w, B x) {
     const __m256i s = _mm256_xor_si256(w.v, _mm256_set1_epi8(static_cast<char>(0x80)));
     const __m256i product = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(x.v, s));
-    wide = _mm256_add_epi32(wide, _mm256_madd_epi16(product, _mm256_set1_epi16(1)));
+    const __m256i sum = _mm256_madd_epi16(product, _mm256_set1_epi16(1));
+    wide = STEP == 0 ? sum : _mm256_add_epi32(wide, sum);
+    asm("" : "+x"(wide));
   }
   I done() { return {wide}; }
 };
