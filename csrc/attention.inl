@@ -23,11 +23,14 @@ constexpr int TILE_GROUPS = KEY_TILE / TILE;
 inline int padded(int head_dim) { return (head_dim + TILE - 1) / TILE * TILE; }
 
 // One tile's keys and values, wherever they are: per 16 keys, a key's input d at
-// keys[group][d * key_stride + i], a value at values[group][i * value_stride + d].
+// keys[group][d * key_stride + i], a value at values[group][i * value_stride + d]. The next tile's are
+// asked for while this one's are used: their pieces are too short for the hardware to guess.
 template <class T>
 struct TileView {
   const T* keys[TILE_GROUPS];
   const T* values[TILE_GROUPS];
+  const T* next_keys[TILE_GROUPS];
+  const T* next_values[TILE_GROUPS];
   int64_t key_stride, value_stride;
 };
 
@@ -56,6 +59,9 @@ void score_block(const TileView<T>& tile, int group, const float* q, int head_di
     for (int g = 0; g < GROUPS; ++g)
       for (int p = 0; p < PARTS; ++p)
         key[g][p] = load_as(tile.keys[group + g] + d * tile.key_stride + p * W);
+    if (sizeof(T) == 4 || d % 2 == 0)
+      for (int g = 0; g < GROUPS; ++g)
+        __builtin_prefetch(tile.next_keys[group + g] + d * tile.key_stride);
     for (int r = 0; r < ROWS; ++r) {
       const F x = set1(q[r * q_stride + d]);
       for (int g = 0; g < GROUPS; ++g)
@@ -90,6 +96,9 @@ void value_block(const TileView<T>& tile, RowRange range, const float* weights, 
     const T* values = tile.values[key / TILE] + (key % TILE) * tile.value_stride + d;
     F value[VECTORS];
     for (int v = 0; v < VECTORS; ++v) value[v] = load_as(values + v * W);
+    const T* next = tile.next_values[key / TILE] + (key % TILE) * tile.value_stride + d;
+    for (int at = 0; at < VECTORS * W; at += LINE / static_cast<int>(sizeof(T)))
+      __builtin_prefetch(next + at);
     for (int r = 0; r < ROWS; ++r) {
       const F weight = set1(weights[r * KEY_TILE + key]);
       for (int v = 0; v < VECTORS; ++v) sum[r][v] = fma(weight, value[v], sum[r][v]);
@@ -201,10 +210,10 @@ inline int64_t block_of(const AttentionRow& row, int64_t position, int block_siz
 }
 
 // Where the tile's keys [low, high) are. If 16 keys aren't consecutive in a block, or a vector of
-// values would end past its slot, they are gathered.
+// values would end past its slot, they are gathered. Positions up to `last_position` have a block.
 template <class T, class Run>
-void with_tile(const AttentionArgs& args, const AttentionRow& row, int kv_head, int64_t first_key,
-               int low, int high, float* gathered, Run run) {
+void with_tile(const AttentionArgs& args, const AttentionRow& row, int64_t last_position, int kv_head,
+               int64_t first_key, int low, int high, float* gathered, Run run) {
   const int head_dim = args.shape.head_dim, heads = args.shape.num_kv_heads;
   const int64_t size = args.block_size;
   const T* keys = static_cast<const T*>(args.kv.keys);
@@ -219,6 +228,14 @@ void with_tile(const AttentionArgs& args, const AttentionRow& row, int kv_head, 
                            head_dim;
       tile.keys[g] = keys + base + position % size;
       tile.values[g] = values + base + position % size * head_dim;
+      tile.next_keys[g] = tile.keys[g];
+      tile.next_values[g] = tile.values[g];
+      const int64_t next = position + KEY_TILE;
+      if (next > last_position) continue;
+      const int64_t next_base =
+          (block_of(row, next, args.block_size) * heads + kv_head) * size * head_dim;
+      tile.next_keys[g] = keys + next_base + next % size;
+      tile.next_values[g] = values + next_base + next % size * head_dim;
     }
     run(tile);
     return;
@@ -228,8 +245,8 @@ void with_tile(const AttentionArgs& args, const AttentionRow& row, int kv_head, 
   tile.value_stride = padded(head_dim);
   float* gathered_values = gathered + head_dim * KEY_TILE;
   for (int g = 0; g < TILE_GROUPS; ++g) {
-    tile.keys[g] = gathered + g * TILE;
-    tile.values[g] = gathered_values + g * TILE * tile.value_stride;
+    tile.keys[g] = tile.next_keys[g] = gathered + g * TILE;
+    tile.values[g] = tile.next_values[g] = gathered_values + g * TILE * tile.value_stride;
   }
   for (int key = low; key < high; ++key) {
     const int64_t position = first_key + key;
@@ -262,6 +279,7 @@ void attend(const AttentionArgs& args, const AttentionTask& task, float* scratch
   RowState* totals = spans + num_rows;
   RowRange* ranges = reinterpret_cast<RowRange*>(totals + num_rows);
 
+  const int64_t last = rows[task.num_tokens - 1].position;
   for (int r = 0; r < num_rows; ++r) {
     const float* from = args.q.data + (task.row + r / per_kv) * args.q.stride +
                         (task.kv_head * per_kv + r % per_kv) * head_dim;
@@ -296,7 +314,8 @@ void attend(const AttentionArgs& args, const AttentionTask& task, float* scratch
         high = ranges[r].high > high ? ranges[r].high : high;
       }
       if (low >= high) continue;
-      with_tile<T>(args, rows[0], task.kv_head, first_key, low, high, gathered, [&](auto& tile) {
+      with_tile<T>(args, rows[0], last, task.kv_head, first_key, low, high, gathered,
+                   [&](auto& tile) {
         run_tile(tile, low / TILE, (high + TILE - 1) / TILE, ranges, num_rows, q, head_dim, size,
                  scores, spans, std::make_integer_sequence<int, ATTENTION_ROWS>());
       });

@@ -34,6 +34,9 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape_, int block_size_, int6
   // Few tasks: cut them at spans of keys.
   std::vector<AttentionTask> whole;
   whole.swap(tasks);
+  int64_t total = 0;
+  for (const AttentionTask& task : whole) total += task.span_end - task.span_begin;
+  const int64_t spans_per_part = std::max<int64_t>(1, total / (8 * num_threads));
   int64_t partials = 0;  // rows of partial results
   const int64_t size = partial_size(shape);
   for (AttentionTask task : whole) {
@@ -46,14 +49,14 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape_, int block_size_, int6
     for (int r = 0; r < num; ++r)
       merges.push_back({task.row + r / per_kv, task.kv_head * per_kv + r % per_kv,
                         static_cast<int>(spans_of_task), (partials + r) * size, num * size});
-    for (int64_t span = task.span_begin; span < task.span_end; ++span) {
+    for (int64_t span = task.span_begin; span < task.span_end; span += spans_per_part) {
       AttentionTask part = task;
       part.span_begin = span;
-      part.span_end = span + 1;
-      part.partial = partials;
+      part.span_end = std::min(span + spans_per_part, task.span_end);
+      part.partial = partials + (span - task.span_begin) * num;
       tasks.push_back(part);
-      partials += num;
     }
+    partials += spans_of_task * num;
   }
   partial_floats = partials * size;
 }

@@ -38,16 +38,24 @@ constexpr std::chrono::microseconds SPIN_BETWEEN_STEPS{1000};
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) : owner_(getpid()) {
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {  // the system has no more threads to give
+    stop();
+    throw;
+  }
 }
 
 ThreadPool::~ThreadPool() {
-  if (owner_ != getpid()) {  // the threads are the parent's
+  if (owner_ == getpid())
+    stop();
+  else  // the threads are the parent's
     for (auto& worker : workers_) worker.detach();
-    return;
-  }
+}
+
+void ThreadPool::stop() {
   stopping_ = true;
-  started_.fetch_add(1, std::memory_order_release);
+  started_.fetch_add(1, std::memory_order_seq_cst);
   started_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
@@ -60,7 +68,7 @@ bool ThreadPool::run(void (*function)(void*, int), void* argument) {
   if (owner_ != getpid()) return false;
   function_ = function;
   argument_ = argument;
-  started_.fetch_add(1, std::memory_order_release);
+  started_.fetch_add(1, std::memory_order_seq_cst);
   started_.notify_all();
   function(argument, 0);
   barrier();
@@ -73,7 +81,9 @@ void ThreadPool::barrier() {
   const uint32_t phase = phase_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) == others) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    // Sequentially consistent: libstdc++'s notify_all looks for sleepers first, and on x86 that look
+    // could overtake a mere release, leaving one that has just fallen asleep there.
+    phase_.store(phase + 1, std::memory_order_seq_cst);
     phase_.notify_all();
   } else {
     await_change(phase_, phase, SPIN_IN_STEP);

@@ -13,7 +13,7 @@ namespace eyas {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);
+  explicit ThreadPool(int num_threads);  // throws std::system_error if threads run out
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -29,6 +29,7 @@ class ThreadPool {
 
  private:
   void work(int thread);
+  void stop();
 
   std::vector<std::thread> workers_;
   void (*function_)(void*, int) = nullptr;

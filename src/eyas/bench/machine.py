@@ -3,7 +3,6 @@
 import os
 import platform
 import subprocess
-import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,29 +52,24 @@ def peak_memory() -> int:
 
 
 def measure_limits(threads: int) -> dict[str, float]:
-    """What the machine can do at best: reading memory, and multiplying float32 matrices.
+    """What the machine can do at best with the instruction set that Eyas uses: reading 512 MiB that
+    no cache holds, and multiply-adds in registers, of int8 and of float32. Each is the best of
+    several."""
+    from eyas import _core
+    from eyas.ops.native import NativeOps
 
-    ``read_bytes_per_s``: the sum of 512 MiB that no cache holds. ``gemm_flop_per_s``: a square
-    product of 2048 rows. Each is the best of several.
-    """
-    import torch
+    context = NativeOps(num_threads=threads).context
+    read, int8, floats = _core.measure_peaks(context, 512 << 20, 8)
+    return {"read_bytes_per_s": read, "int8_mac_per_s": int8, "float_mac_per_s": floats}
 
-    torch.set_num_threads(threads)
-    block = torch.ones(2**27)
-    matrix = torch.ones(2048, 2048)
 
-    def best(repeats: int, work: Any) -> float:
-        seconds = []
-        for _ in range(repeats):
-            started = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - started)
-        return min(seconds)
-
-    return {
-        "read_bytes_per_s": block.nbytes / best(8, block.sum),
-        "gemm_flop_per_s": 2 * 2048**3 / best(8, lambda: matrix @ matrix),
-    }
+def last_level_cache() -> int:
+    """Bytes of the greatest cache that a core can use; a large guess where Linux doesn't say."""
+    sizes = [
+        int(_read(str(path)).strip().removesuffix("K")) * 1024
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max(sizes, default=64 << 20)
 
 
 def _commit() -> str:

@@ -7,6 +7,7 @@ a KV cache and an arg-max, which is what plain greedy decoding is.
 import inspect
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,44 @@ class TransformersEngine:
         parameters = inspect.signature(self._model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
 
-    def num_parameters(self) -> int:
-        """Tied weights count once."""
-        return sum(parameter.numel() for parameter in self._model.parameters())
-
     def prefill(self, prompt: Sequence[int]) -> float:
-        started = time.perf_counter()
-        self._run(torch.tensor([list(prompt)]), 1, [])
-        return time.perf_counter() - started
+        return self.batch([prompt], 1)
 
     def decode(self, prompt: Sequence[int], num_tokens: int) -> float:
+        return self.request(prompt, num_tokens)["decode"]
+
+    def request(self, prompt: Sequence[int], num_tokens: int) -> dict[str, float]:
         times: list[float] = []
+        started = time.perf_counter()
         self._run(torch.tensor([list(prompt)]), num_tokens, times)
-        return (times[-1] - times[0]) / (num_tokens - 1)
+        decode = (times[-1] - times[0]) / (num_tokens - 1)
+        return {"prefill": times[0] - started, "decode": decode}
 
     def batch(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
         started = time.perf_counter()
         self._run(torch.tensor([list(prompt) for prompt in prompts]), num_tokens, [])
         return time.perf_counter() - started
+
+    def facts(self) -> dict[str, Any]:
+        """Versions and settings, as the peers outside this environment give them."""
+        packages = ("transformers", "torch")
+        return {
+            "versions": {name: version(name) for name in packages},
+            "settings": {"dtype": "float32"},
+        }
+
+    @torch.inference_mode()
+    def negative_log_likelihood(self, tokens: Sequence[int]) -> float:
+        """Of all tokens but the first, each after those before it: the sum, in nats."""
+        ids_1T = torch.tensor([list(tokens)])
+        logits_TV = self._model(ids_1T).logits[0, :-1]
+        targets_T = ids_1T[0, 1:]
+        total = 0.0
+        for start in range(0, len(targets_T), 64):  # in parts: they are large as doubles
+            part = slice(start, start + 64)
+            mean = torch.nn.functional.cross_entropy(logits_TV[part].double(), targets_T[part])
+            total += float(mean) * len(targets_T[part])
+        return total
 
     @torch.inference_mode()
     def _run(self, ids_BT: torch.Tensor, num_tokens: int, times: list[float]) -> None:

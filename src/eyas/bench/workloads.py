@@ -4,14 +4,15 @@ Every comparison alternates: repeat i of one side runs right beside repeat i of 
 same run on the same machine, and the ratio is the median of the pairs' ratios.
 """
 
-import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from eyas.bench.machine import facts
+from eyas.bench.model_size import main_format, model_size
+from eyas.bench.prompts import random_prompt
+from eyas.bench.rounds import ratio, say, summary, take_turns
 from eyas.bench.worker import Worker
 
 NAMES = ("decode", "prefill", "batch", "spec", "memory")
@@ -32,88 +33,98 @@ class BenchOptions:
 
 
 def run(
-    names: Sequence[str], options: BenchOptions, prompts: Mapping[str, Sequence[str]]
+    names: Sequence[str],
+    options: BenchOptions,
+    prompts: Mapping[str, Sequence[str]],
+    earlier: dict[str, Any] | None,
+    save: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """The named workloads' results, with everything needed to judge them, as plain values.
 
-    ``prompts`` are the speculation workload's, by category.
+    ``prompts`` are the speculation workload's, by category. ``save`` gets everything so far after
+    each workload; ``earlier`` is an interrupted run's result, whose workloads are not run again.
     """
-    result = facts(options.threads)
-    result["model"] = options.model
-    result["repeats"] = options.repeats
-    _say("machine limits")
-    with Worker(engine="none") as worker:
-        result["limits"] = worker.do("limits", threads=options.threads)
-    compared = [name for name in names if name in _COMPARED]
+    result = earlier or _beginning(options)
+    wanted = [name for name in names if name not in result]
+    compared = [name for name in wanted if name in _COMPARED]
     if compared:
         with _worker("eyas", options) as eyas, _worker("transformers", options) as peer:
-            result["parameters"] = peer.do("num_parameters")
             for name in compared:
-                _say(name)
-                result[name] = _COMPARED[name](eyas, peer, options)
-    if "spec" in names:
+                say(name)
+                workers = {"eyas": eyas, "transformers": peer}
+                result[name] = _COMPARED[name](workers, options)
+                save(result)
+    if "spec" in wanted:
         result["spec"] = _speculation(options, prompts)
-    if "memory" in names:
-        _say("memory")
+        save(result)
+    if "memory" in wanted:
+        say("memory")
         result["memory"] = {engine: _memory(engine, options) for engine in PEERS}
+        save(result)
     return result
+
+
+def _beginning(options: BenchOptions) -> dict[str, Any]:
+    result = {"kind": "workloads"} | facts(options.threads)
+    say("machine limits")
+    with Worker(engine="none") as worker:
+        result["limits"] = worker.do("limits", threads=options.threads)
+    return result | {
+        "model": options.model,
+        "format": main_format(options.model),
+        "repeats": options.repeats,
+        "size": model_size(options.model),
+    }
 
 
 def _worker(engine: str, options: BenchOptions, **more: Any) -> Worker:
     return Worker(engine=engine, model=options.model, threads=options.threads, **more)
 
 
-def _prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    """Token ids that every vocabulary has, without repeats that a cache or a draft could use."""
-    return random.Random(seed).sample(range(100, 30_000), num_tokens)
-
-
-def _alternate(
-    eyas: Worker, peer: Worker, repeats: int, rate: Callable[[Worker], float]
+def _compare(
+    workers: dict[str, Worker], repeats: int, rate: Callable[[Worker], float]
 ) -> dict[str, Any]:
     """``rate`` of both, alternating; the first pair warms up and is not counted."""
-    pairs = [(rate(eyas), rate(peer)) for _ in range(repeats + 1)][1:]
-    ours, theirs = zip(*pairs, strict=True)
-    return {
-        "eyas": {"tok_per_s": median(ours), "runs": list(ours)},
-        "transformers": {"tok_per_s": median(theirs), "runs": list(theirs)},
-        "ratio": median(a / b for a, b in pairs),
-    }
+    turns = take_turns(dict(workers), repeats, lambda worker: {"tok_per_s": rate(worker)})
+    if turns.failed:
+        raise RuntimeError(f"measuring failed: {turns.failed}")
+    sides: dict[str, Any] = {name: summary(runs) for name, runs in turns.runs.items()}
+    return sides | {"ratio": ratio(turns.runs["eyas"], turns.runs["transformers"], "tok_per_s")}
 
 
-def _decode(eyas: Worker, peer: Worker, options: BenchOptions) -> dict[str, Any]:
+def _decode(workers: dict[str, Worker], options: BenchOptions) -> dict[str, Any]:
     size = {"prompt_tokens": 64, "output_tokens": 64}
-    prompt = _prompt(64)
+    prompt = random_prompt(64)
 
     def rate(worker: Worker) -> float:
         return 1 / float(worker.do("decode", prompt=prompt, num_tokens=64))
 
-    return size | _alternate(eyas, peer, options.repeats, rate)
+    return size | _compare(workers, options.repeats, rate)
 
 
-def _prefill(eyas: Worker, peer: Worker, options: BenchOptions) -> list[dict[str, Any]]:
+def _prefill(workers: dict[str, Worker], options: BenchOptions) -> list[dict[str, Any]]:
     results = []
     for length in (512, 1536):
-        prompt = _prompt(length)
+        prompt = random_prompt(length)
 
         def rate(worker: Worker, prompt: list[int] = prompt) -> float:
             return len(prompt) / float(worker.do("prefill", prompt=prompt))
 
-        results.append({"prompt_tokens": length} | _alternate(eyas, peer, options.repeats, rate))
+        results.append({"prompt_tokens": length} | _compare(workers, options.repeats, rate))
     return results
 
 
-def _batch(eyas: Worker, peer: Worker, options: BenchOptions) -> dict[str, Any]:
+def _batch(workers: dict[str, Worker], options: BenchOptions) -> dict[str, Any]:
     size = {"requests": 8, "prompt_tokens": 32, "output_tokens": 48}
-    prompts = [_prompt(32, seed) for seed in range(8)]
+    prompts = [random_prompt(32, seed) for seed in range(8)]
 
     def rate(worker: Worker) -> float:
         return 8 * 48 / float(worker.do("batch", prompts=prompts, num_tokens=48))
 
-    return size | _alternate(eyas, peer, options.repeats, rate)
+    return size | _compare(workers, options.repeats, rate)
 
 
-_COMPARED: dict[str, Callable[[Worker, Worker, BenchOptions], Any]] = {
+_COMPARED: dict[str, Callable[[dict[str, Worker], BenchOptions], Any]] = {
     "decode": _decode,
     "prefill": _prefill,
     "batch": _batch,
@@ -129,7 +140,7 @@ def _speculation(options: BenchOptions, prompts: Mapping[str, Sequence[str]]) ->
         _worker("eyas", options, speculative_config=config) as drafted,
     ):
         for category, texts in prompts.items():
-            _say(f"spec: {category}")
+            say(f"spec: {category}")
             chosen = texts[: options.prompts_per_category]
             rows.append({"category": category} | _answers(plain, drafted, chosen, options))
     drafts = sum(row["drafts"] for row in rows)
@@ -176,9 +187,5 @@ def _answers(
 def _memory(engine: str, options: BenchOptions) -> int:
     """Peak bytes of a fresh process that loads the model and answers one request."""
     with _worker(engine, options) as worker:
-        worker.do("batch", prompts=[_prompt(256)], num_tokens=16)
+        worker.do("batch", prompts=[random_prompt(256)], num_tokens=16)
         return int(worker.do("peak_memory"))
-
-
-def _say(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,10 @@
 """NativeOps: the kernels of ``csrc/``, recorded once per model and replayed once per step."""
 
 import logging
+import mmap
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from sys import getrefcount
 from typing import Any, Literal
@@ -160,16 +162,16 @@ class NativeOps:
         blocks, size = shape.num_blocks, shape.block_size
         heads, head_dim = shape.num_kv_heads, shape.head_dim
 
-        def allocate(*sizes: int) -> torch.Tensor:
-            try:
-                return torch.empty(sizes, dtype=dtype)
-            except (RuntimeError, TypeError) as error:  # no such memory; no such number
-                raise MemoryError from error
-
+        count = blocks * size * heads * head_dim
+        memory = _pages(2 * shape.num_layers * count * dtype.itemsize, dtype)
+        parts = memory.view(shape.num_layers, 2, count)
         # A block's keys lie input by input, so that 16 keys make a vector; see csrc/kernels.h.
         stored = [
-            (allocate(blocks, heads, head_dim, size), allocate(blocks, heads, size, head_dim))
-            for _ in range(shape.num_layers)
+            (
+                parts[layer, 0].view(blocks, heads, head_dim, size),
+                parts[layer, 1].view(blocks, heads, size, head_dim),
+            )
+            for layer in range(shape.num_layers)
         ]
         addresses = [(keys.data_ptr(), values.data_ptr()) for keys, values in stored]
         return KVCache(
@@ -386,6 +388,19 @@ def _stored_rows(tensor: StoredTensor, kept: str, start: int, stop: int) -> npt.
             f"{tensor.name} holds a value that float16 can't hold: use bfloat16 or float32"
         )
     return _bytes(rounded)
+
+
+def _pages(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory straight from the system, in large pages where it has them: a long context touches so
+    many pages that looking up small ones costs more than reading them."""
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype)
 
 
 def _bytes(values: torch.Tensor) -> npt.NDArray[np.uint8]:
