@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -38,7 +39,7 @@ def run(options: OverheadOptions, save: Callable[[dict[str, Any]], None]) -> dic
             for _ in range(options.repeats + 1)
         ][1:]
     result |= {
-        "model": options.model,
+        "model": Path(options.model).name,
         "repeats": options.repeats,
         "size": model_size(options.model),
         "prompt_tokens": _PROMPT,

@@ -112,7 +112,7 @@ def _beginning(options: PeerOptions, size: dict[str, int]) -> dict[str, Any]:
     with Worker(engine="none") as worker:
         result["limits"] = worker.do("limits", threads=options.threads)
     return result | {
-        "model": options.model,
+        "model": Path(options.model).name,
         "format": main_format(options.model),
         "repeats": options.repeats,
         "long_repeats": options.long_repeats,

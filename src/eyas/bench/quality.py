@@ -7,6 +7,7 @@ The text is documentation that every Python brings along, in windows without a s
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def run(
     everything so far; what ``earlier``, an interrupted run's result, has is not done again."""
     windows = text_windows(options)
     result = earlier or {"kind": "quality"} | facts(options.threads)
-    result |= {"model": options.model, "window": options.window, "windows": len(windows)}
+    result |= {"model": Path(options.model).name, "window": options.window, "windows": len(windows)}
     if "eyas" not in result:
         result["eyas"] = describe(_compare(windows, options))
         save(result)

@@ -30,7 +30,8 @@ def threads(run: Mapping[str, Any]) -> str:
 def model_name(run: Mapping[str, Any]) -> str:
     """The model's name and its weights' format, once."""
     name = str(run["model"]).rpartition("/")[2].removesuffix(".gguf")
-    return name if run["format"] in name.lower() else f"{name} ({run['format'].upper()})"
+    stored = run.get("format", "")
+    return name if stored in name.lower() else f"{name} ({stored.upper()})"
 
 
 def origin(run: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ same run on the same machine, and the ratio is the median of the pairs' ratios.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -70,7 +71,7 @@ def _beginning(options: BenchOptions) -> dict[str, Any]:
     with Worker(engine="none") as worker:
         result["limits"] = worker.do("limits", threads=options.threads)
     return result | {
-        "model": options.model,
+        "model": Path(options.model).name,
         "format": main_format(options.model),
         "repeats": options.repeats,
         "size": model_size(options.model),
