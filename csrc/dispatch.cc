@@ -1,7 +1,9 @@
 // Which tables this build has, and which of them this machine can run.
 #include "kernels.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -26,6 +28,18 @@ const KernelTable* const* kernel_tables() {
   return tables;
 }
 
+namespace {
+
+#if defined(__x86_64__)
+// Clang's __builtin_cpu_supports doesn't know it.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
+
+}  // namespace
+
 bool is_supported(const KernelTable& table) {
 #if defined(__x86_64__)
   if (&table == &avx512_table)
@@ -33,8 +47,7 @@ bool is_supported(const KernelTable& table) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
   if (&table == &avx2_table)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 #elif defined(__aarch64__) && defined(__linux__)
   constexpr unsigned long dot_products = 1ul << 20;  // HWCAP_ASIMDDP
   if (&table == &neon_table) return getauxval(AT_HWCAP) & dot_products;
