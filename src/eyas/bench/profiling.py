@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from eyas.ops.native import Compiled
+from eyas.ops.compiled import Compiled
 
 
 def native_programs(model: Any) -> list[Any]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from sys import getrefcount
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 
 from eyas import _core
 from eyas.ops.base import (
-    Array,
     AttentionShape,
     AttentionSpan,
     KVCache,
@@ -24,7 +22,7 @@ from eyas.ops.base import (
     Routing,
     Value,
 )
-from eyas.ops.lowering import lower
+from eyas.ops.compiled import Compiled
 from eyas.ops.recorder import Input, Instruction, Recorded, Recording
 from eyas.tensors import StoredTensor
 
@@ -34,8 +32,6 @@ ActivationType = Literal["auto", "int8", "float32"]
 ISA_VARIABLE = "EYAS_ISA"
 
 _CHUNK_BYTES = 16 << 20
-_KEPT_BYTES = 16 << 20  # of a result's memory, for the next one
-_UNSHARED = 2  # references to it: the attribute, and the argument of getrefcount
 _FLOATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _FLOAT_FORMATS = tuple(_FLOATS.values())
 _NO_KERNEL = ("q2_k", "q3_k")  # kept as float32
@@ -97,8 +93,16 @@ class NativeOps:
         self._int8 = activation_dtype != "float32"
         self._recording: Recording | None = None
 
-    def compile(self, function: Callable[..., Value]) -> "Compiled":
-        return Compiled(self, function)
+    def compile(self, function: Callable[..., Value]) -> Compiled:
+        def record(stand_ins: Sequence[Any]) -> tuple[Recording, Recorded]:
+            assert self._recording is None, "a compiled function called another one"
+            recording = self._recording = Recording()
+            try:
+                return recording, function(*stand_ins)
+            finally:
+                self._recording = None
+
+        return Compiled(self.context, record)
 
     def pack_linear(
         self, weights: Sequence[StoredTensor], bias: torch.Tensor | None
@@ -299,78 +303,6 @@ class NativeOps:
                 tensor.read()  # raises, naming the tensor and the place
             raise AssertionError("the kernels found a value that is not finite")
         return packed
-
-
-class Compiled:
-    """A function over ops: recorded at its first call, replayed at every call."""
-
-    def __init__(self, ops: NativeOps, function: Callable[..., Value]) -> None:
-        self._ops = ops
-        self._function = function
-        self._places: dict[str, list[int]] = {}  # of each kind among the arguments
-        self._inputs: list[int] = []  # buffers of the float arrays
-        self._result = 0  # buffer of the result
-        self._width = 0
-        self._memory = np.empty((0, 0), np.float32)  # of an earlier result
-        self.program: Any = None
-
-    def __call__(self, *arguments: Any) -> Array:
-        if self.program is None:
-            self._compile(arguments)
-        places = self._places
-        floats = [arguments[i] for i in places["float"]]
-        ids = [arguments[i] for i in places["ids"]]
-        num_rows = len(floats[0] if floats else ids[0])
-        result = self._result_rows(num_rows)
-        if num_rows:
-            self.program.run(
-                num_rows,
-                [*zip(self._inputs, floats, strict=True), (self._result, result)],
-                ids,
-                [arguments[i] for i in places["plan"]],
-                [arguments[i].handle for i in places["cache"]],
-            )
-        return result
-
-    def _result_rows(self, num_rows: int) -> Array:
-        """Memory for a result: an earlier one's if nobody holds that any more, as fresh memory
-        costs a page fault for each page."""
-        if len(self._memory) < num_rows or getrefcount(self._memory) > _UNSHARED:
-            memory = np.empty((num_rows, self._width), np.float32)
-            if memory.nbytes > _KEPT_BYTES:
-                return memory
-            self._memory = memory
-        return self._memory[:num_rows]
-
-    def _compile(self, arguments: Sequence[Any]) -> None:
-        recording = Recording()
-        inputs: list[Recorded] = []
-        places = self._places = {"float": [], "ids": [], "plan": [], "cache": []}
-
-        def stand_in(place: int, value: Any) -> Recorded | Input:
-            if isinstance(value, np.ndarray) and value.dtype == np.float32:
-                places["float"].append(place)
-                inputs.append(Recorded(value.shape[1]))
-                return inputs[-1]
-            kind = "plan"
-            if isinstance(value, np.ndarray):
-                kind = "ids"
-            elif isinstance(value, KVCache):
-                kind = "cache"
-            places[kind].append(place)
-            return Input(len(places[kind]) - 1)
-
-        stand_ins = [stand_in(place, value) for place, value in enumerate(arguments)]
-        assert self._ops._recording is None, "a compiled function called another one"
-        self._ops._recording = recording
-        try:
-            result = self._function(*stand_ins)
-        finally:
-            self._ops._recording = None
-        program = _core.Program(self._ops.context)
-        self._inputs, self._result = lower(recording, program, inputs, result)
-        self._width = result.width
-        self.program = program
 
 
 def _stored_rows(tensor: StoredTensor, kept: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
