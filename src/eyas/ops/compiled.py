@@ -12,7 +12,6 @@ from eyas.ops.lowering import lower
 from eyas.ops.recorder import Input, Recorded, Recording
 
 _KEPT_BYTES = 16 << 20  # of a result's memory, for the next one
-_UNSHARED = 2  # references to it: the attribute, and the argument of getrefcount
 
 
 class Compiled:
@@ -33,6 +32,7 @@ class Compiled:
         self._result = 0  # buffer of the result
         self._width = 0
         self._memory = np.empty((0, 0), np.float32)  # of an earlier result
+        self._unshared = getrefcount(self._memory)  # while nobody else has it
         self.program: Any = None
 
     def __call__(self, *arguments: Any) -> Array:
@@ -56,7 +56,7 @@ class Compiled:
     def _result_rows(self, num_rows: int) -> Array:
         """Memory for a result: an earlier one's if nobody holds that any more, as fresh memory
         costs a page fault for each page."""
-        if len(self._memory) < num_rows or getrefcount(self._memory) > _UNSHARED:
+        if len(self._memory) < num_rows or getrefcount(self._memory) > self._unshared:
             memory = np.empty((num_rows, self._width), np.float32)
             if memory.nbytes > _KEPT_BYTES:
                 return memory
