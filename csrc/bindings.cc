@@ -29,6 +29,17 @@ namespace {
 constexpr const char* FORKED =
     "the process has forked: start processes with 'spawn', not 'fork'";
 
+// Runs what works on the pool, without holding the interpreter. Throws in a forked child.
+template <class Function>
+void run_on_pool(Function function) {
+  bool done;
+  {
+    nb::gil_scoped_release release;
+    done = function();
+  }
+  if (!done) throw std::runtime_error(FORKED);
+}
+
 const KernelTable& find_table(const std::string& name) {
   std::string known;
   for (auto table = kernel_tables(); *table; ++table) {
@@ -63,14 +74,13 @@ Format format_of(const std::string& name) {
 
 std::shared_ptr<PackedWeight> make_weight(const std::shared_ptr<Arena>& arena,
                                           const std::string& format_name, int64_t num_outputs,
-                                          int64_t num_inputs, bool int8, uintptr_t bias) {
+                                          int64_t num_inputs, uintptr_t bias) {
   const Format format = format_of(format_name);
   if (num_inputs % block_inputs(format))
     throw std::invalid_argument("a row of " + std::to_string(num_inputs) +
                                 " inputs is not in whole blocks of " + format_name);
   auto packed = std::make_shared<PackedWeight>();
   packed->arena = arena;
-  packed->int8 = int8;
   Weight& weight = packed->weight;
   weight.format = format;
   weight.num_outputs = num_outputs;
@@ -110,12 +120,7 @@ bool pack_rows(PackedWeight& packed, Context& context, int64_t first_panel, uint
       if (!pack_panel(c.weight.format, c.weight.num_inputs, rows, n, panel)) c.finite = false;
     }
   };
-  bool done;
-  {
-    nb::gil_scoped_release release;
-    done = context.pool.run(body, &call);
-  }
-  if (!done) throw std::runtime_error(FORKED);
+  run_on_pool([&] { return context.pool.run(body, &call); });
   return call.finite;
 }
 
@@ -126,13 +131,11 @@ bool quantise(Context& context, const std::string& format_name, uintptr_t addres
   if ((format != Format::Q8_0 && format != Format::Q4_1) || num_inputs % GROUP)
     throw std::invalid_argument("rows of " + std::to_string(num_inputs) +
                                 " floats can't be quantised to " + format_name);
-  bool done, fits;
-  {
-    nb::gil_scoped_release release;
-    done = quantise_rows(context.pool, format, reinterpret_cast<const float*>(address), num_rows,
+  bool fits;
+  run_on_pool([&] {
+    return quantise_rows(context.pool, format, reinterpret_cast<const float*>(address), num_rows,
                          num_inputs, reinterpret_cast<uint8_t*>(out), fits);
-  }
-  if (!done) throw std::runtime_error(FORKED);
+  });
   return fits;
 }
 
@@ -183,22 +186,12 @@ void run_program(Program& program, int64_t num_rows,
       throw std::invalid_argument("an integer array has another length than the program's rows");
     integers.push_back(array.data());
   }
-  bool done;
-  {
-    nb::gil_scoped_release release;
-    done = program.run(num_rows, outside, integers, plans, caches);
-  }
-  if (!done) throw std::runtime_error(FORKED);
+  run_on_pool([&] { return program.run(num_rows, outside, integers, plans, caches); });
 }
 
 std::tuple<double, double, double> find_peaks(Context& context, int64_t size, int repeats) {
   Peaks peaks{};
-  bool done;
-  {
-    nb::gil_scoped_release release;
-    done = measure_peaks(context, size, repeats, peaks);
-  }
-  if (!done) throw std::runtime_error(FORKED);
+  run_on_pool([&] { return measure_peaks(context, size, repeats, peaks); });
   return {peaks.read_bytes_per_s, peaks.int8_mac_per_s, peaks.float_fma_per_s};
 }
 
@@ -278,13 +271,12 @@ NB_MODULE(_core, m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def_prop_ro("num_outputs", [](const PackedWeight& w) { return w.weight.num_outputs; })
       .def_prop_ro("num_inputs", [](const PackedWeight& w) { return w.weight.num_inputs; })
-      .def_prop_ro("int8", [](const PackedWeight& w) { return w.int8; })
       .def_prop_ro("nbytes",
                    [](const PackedWeight& w) { return w.weight.panel_bytes * w.weight.num_tiles(); })
       .def("pack_rows", &pack_rows, "context"_a, "first_panel"_a, "address"_a, "stride"_a,
            "num_rows"_a);
   m.def("make_weight", &make_weight, "arena"_a, "format"_a, "num_outputs"_a, "num_inputs"_a,
-        "int8"_a, "bias"_a);
+        "bias"_a);
   m.def("quantise_rows", &quantise, "context"_a, "format"_a, "address"_a, "num_rows"_a,
         "num_inputs"_a, "out"_a);
   nb::class_<AttentionPlan>(m, "AttentionPlan")

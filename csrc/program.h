@@ -34,7 +34,6 @@ struct PackedWeight {
   Weight weight;
   std::shared_ptr<Arena> arena;
   std::vector<float> bias;
-  bool int8 = false;  // whether it wants quantised activations
 };
 
 struct KVCache {

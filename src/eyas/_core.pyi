@@ -42,15 +42,13 @@ class PackedWeight:
     @property
     def num_inputs(self) -> int: ...
     @property
-    def int8(self) -> bool: ...
-    @property
     def nbytes(self) -> int: ...
     def pack_rows(
         self, context: Context, first_panel: int, address: int, stride: int, num_rows: int
     ) -> bool: ...
 
 def make_weight(
-    arena: Arena, format: str, num_outputs: int, num_inputs: int, int8: bool, bias: int
+    arena: Arena, format: str, num_outputs: int, num_inputs: int, bias: int
 ) -> PackedWeight: ...
 def quantise_rows(
     context: Context, format: str, address: int, num_rows: int, num_inputs: int, out: int

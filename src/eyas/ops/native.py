@@ -155,7 +155,7 @@ class NativeOps:
         for kept, tensors in runs:
             size = sum(tensor.shape[0] for tensor in tensors)
             own_bias = None if bias is None else bias[offset : offset + size].contiguous()
-            parts.append(_Part(self._pack(tensors, kept, int8, own_bias), offset))
+            parts.append(_Part(self._pack(tensors, kept, own_bias), offset))
             offset += size
         return NativeLinear(tuple(parts), offset, num_inputs, int8)
 
@@ -267,14 +267,12 @@ class NativeOps:
             return "f32"
         return weight.format
 
-    def _pack(
-        self, tensors: Sequence[StoredTensor], kept: str, int8: bool, bias: torch.Tensor | None
-    ) -> Any:
+    def _pack(self, tensors: Sequence[StoredTensor], kept: str, bias: torch.Tensor | None) -> Any:
         num_outputs = sum(tensor.shape[0] for tensor in tensors)
         num_inputs = tensors[0].shape[1]
         assert bias is None or (bias.shape == (num_outputs,) and bias.dtype == torch.float32)
         address = 0 if bias is None else bias.data_ptr()
-        packed = _core.make_weight(self._arena, kept, num_outputs, num_inputs, int8, address)
+        packed = _core.make_weight(self._arena, kept, num_outputs, num_inputs, address)
         row_bytes = _core.row_bytes(kept, num_inputs)
         panels = max(1, _CHUNK_BYTES // (row_bytes * _core.TILE))
         chunk = np.empty((panels * _core.TILE, row_bytes), np.uint8)
