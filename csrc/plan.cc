@@ -16,17 +16,16 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape_, int block_size_, int6
       std::clamp<int64_t>(fair, 1, std::max(1, MAX_QUERIES / per_kv));
   rows.resize(static_cast<size_t>(num_rows));
   for (const Span& span : spans_) {
+    if (span.num_tokens == 0) continue;
     const int64_t last = span.position + span.num_tokens - 1;
     const int64_t blocks = static_cast<int64_t>(span.blocks.size());
-    if (span.num_tokens < 1 || span.row < 0 || span.row + span.num_tokens > num_rows ||
+    if (span.num_tokens < 0 || span.row < 0 || span.row + span.num_tokens > num_rows ||
         last / block_size >= span.first_block + blocks)
       throw std::invalid_argument("a span's rows or blocks are not there");
     for (int64_t i = 0; i < span.num_tokens; ++i) {
       const int64_t position = span.position + i;
       int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
       if (chunk) first = std::max(first, position / chunk * chunk);
-      if (first / block_size < span.first_block)
-        throw std::invalid_argument("a span sees positions before its first block");
       rows[static_cast<size_t>(span.row + i)] = {position, first, span.blocks.data(),
                                                  span.first_block};
     }

@@ -190,6 +190,9 @@ class NativeOps:
         self, shape: AttentionShape, spans: Sequence[AttentionSpan], block_size: int
     ) -> Any:
         heads = (shape.num_query_heads, shape.num_kv_heads, shape.head_dim)
+        for span in spans:
+            first = 0 if shape.window is None else max(0, span.position - shape.window + 1)
+            assert span.first_block * block_size <= first, span  # all that it sees has a block
         tuples = [
             (span.row, span.num_queries, span.position, span.first_block, span.blocks)
             for span in spans
