@@ -142,7 +142,7 @@ bool quantise(Context& context, const std::string& format_name, uintptr_t addres
 using SpanTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, std::vector<int32_t>>;
 
 AttentionPlan* make_plan(const Context& context, std::tuple<int, int, int> heads, int block_size,
-                         int64_t window, int64_t chunk, std::vector<SpanTuple> tuples) {
+                         int64_t window, std::vector<SpanTuple> tuples) {
   std::vector<Span> spans;
   spans.reserve(tuples.size());
   for (auto& [row, tokens, position, first, blocks] : tuples)
@@ -151,7 +151,7 @@ AttentionPlan* make_plan(const Context& context, std::tuple<int, int, int> heads
   if (dim > MAX_HEAD_DIM)
     throw std::invalid_argument("head_dim " + std::to_string(dim) + " is over " +
                                 std::to_string(MAX_HEAD_DIM) + ", the kernels' limit");
-  return new AttentionPlan({query, kv, dim}, block_size, window, chunk, std::move(spans),
+  return new AttentionPlan({query, kv, dim}, block_size, window, std::move(spans),
                            context.pool.size());
 }
 
@@ -282,7 +282,7 @@ NB_MODULE(_core, m) {
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def_ro("num_rows", &AttentionPlan::num_rows);
   m.def("plan_attention", &make_plan, nb::rv_policy::take_ownership, "context"_a, "heads"_a,
-        "block_size"_a, "window"_a, "chunk"_a, "spans"_a);
+        "block_size"_a, "window"_a, "spans"_a);
   nb::class_<KVCache>(m, "KVCache")
       .def("__init__",
            [](KVCache* self, const std::string& type,
@@ -339,6 +339,14 @@ NB_MODULE(_core, m) {
       .def("add",
            [](Program& p, const ViewTuple& x, const ViewTuple& y, const ViewTuple& out) {
              p.add_node(add_node(view_of(x), view_of(y), view_of(out)));
+           })
+      .def("scale_rows",
+           [](Program& p, const ViewTuple& x, const ViewTuple& factor, const ViewTuple& out) {
+             p.add_node(scale_rows_node(view_of(x), view_of(factor), view_of(out)));
+           })
+      .def("copy",
+           [](Program& p, const ViewTuple& x, const ViewTuple& out) {
+             p.add_node(copy_node(view_of(x), view_of(out)));
            })
       .def("angles",
            [](Program& p, std::vector<float> frequencies, int positions, const ViewTuple& cos,

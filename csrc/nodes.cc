@@ -1,6 +1,7 @@
 #include "nodes.h"
 
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "node_parts.h"
@@ -119,6 +120,37 @@ class Add : public ByRows {
 
  private:
   View x_, y_, out_;
+};
+
+class ScaleRows : public ByRows {
+ public:
+  ScaleRows(View x, View factor, View out)
+      : ByRows("scale_rows"), x_(x), factor_(factor), out_(out) {}
+  void run_rows(const Step& step, Range range) const override {
+    const Rows x = step.rows(x_), factor = step.rows(factor_), out = step.rows(out_);
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      const float by = factor.data[row * factor.stride];
+      for (int64_t i = 0; i < out_.width; ++i)
+        out.data[row * out.stride + i] = x.data[row * x.stride + i] * by;
+    }
+  }
+
+ private:
+  View x_, factor_, out_;
+};
+
+class Copy : public ByRows {
+ public:
+  Copy(View x, View out) : ByRows("copy"), x_(x), out_(out) {}
+  void run_rows(const Step& step, Range range) const override {
+    const Rows x = step.rows(x_), out = step.rows(out_);
+    for (int64_t row = range.begin; row < range.end; ++row)
+      std::memcpy(out.data + row * out.stride, x.data + row * x.stride,
+                  static_cast<size_t>(out_.width) * sizeof(float));
+  }
+
+ private:
+  View x_, out_;
 };
 
 class Angles : public ByRows {
@@ -269,6 +301,10 @@ std::unique_ptr<Node> silu_mul_node(View gate_up, View out, int quant) {
 std::unique_ptr<Node> add_node(View x, View y, View out) {
   return std::make_unique<Add>(x, y, out);
 }
+std::unique_ptr<Node> scale_rows_node(View x, View factor, View out) {
+  return std::make_unique<ScaleRows>(x, factor, out);
+}
+std::unique_ptr<Node> copy_node(View x, View out) { return std::make_unique<Copy>(x, out); }
 std::unique_ptr<Node> angles_node(std::vector<float> frequencies, int positions, View cos,
                                   View sin) {
   return std::make_unique<Angles>(std::move(frequencies), positions, cos, sin);

@@ -19,6 +19,9 @@ std::unique_ptr<Node> norm_node(std::vector<float> weight, float eps, View x, Vi
 std::unique_ptr<Node> quantise_node(View x, int quant);
 std::unique_ptr<Node> silu_mul_node(View gate_up, View out, int quant);
 std::unique_ptr<Node> add_node(View x, View y, View out);
+// Each row of x times its factor, one column.
+std::unique_ptr<Node> scale_rows_node(View x, View factor, View out);
+std::unique_ptr<Node> copy_node(View x, View out);
 // Cosines and sines [num_rows, size] of float32(position * frequency).
 std::unique_ptr<Node> angles_node(std::vector<float> frequencies, int positions, View cos, View sin);
 std::unique_ptr<Node> rope_node(View x, View out, View cos, View sin, int64_t head_dim,

@@ -6,7 +6,7 @@
 namespace eyas {
 
 AttentionPlan::AttentionPlan(const AttentionShape& shape_, int block_size_, int64_t window,
-                             int64_t chunk, std::vector<Span> spans, int num_threads)
+                             std::vector<Span> spans, int num_threads)
     : shape(shape_), block_size(block_size_), spans_(std::move(spans)) {
   const int per_kv = shape.num_query_heads / shape.num_kv_heads;
   for (const Span& span : spans_) num_rows += span.num_tokens;
@@ -24,8 +24,7 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape_, int block_size_, int6
       throw std::invalid_argument("a span's rows or blocks are not there");
     for (int64_t i = 0; i < span.num_tokens; ++i) {
       const int64_t position = span.position + i;
-      int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
-      if (chunk) first = std::max(first, position / chunk * chunk);
+      const int64_t first = window ? std::max<int64_t>(0, position - window + 1) : 0;
       rows[static_cast<size_t>(span.row + i)] = {position, first, span.blocks.data(),
                                                  span.first_block};
     }

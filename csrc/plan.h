@@ -28,9 +28,9 @@ struct MergeItem {
 
 class AttentionPlan {
  public:
-  // window: a row sees its last `window` positions (0: all). chunk: it sees only its chunk of
-  // `chunk` positions (0: no chunks). Tasks are cut for `num_threads`, which decides no bit.
-  AttentionPlan(const AttentionShape& shape, int block_size, int64_t window, int64_t chunk,
+  // window: a row sees its last `window` positions (0: all). Tasks are cut for `num_threads`,
+  // which decides no bit.
+  AttentionPlan(const AttentionShape& shape, int block_size, int64_t window,
                 std::vector<Span> spans, int num_threads);
   AttentionPlan(const AttentionPlan&) = delete;
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from eyas.attention.chunked_local import split_at_chunks
 from eyas.models.base import ForwardBatch, Model
 from eyas.ops.base import AttentionSpan, KVShape, Ops
 
@@ -59,7 +60,10 @@ class PagedSequence:
                     layer.values[block] = float("nan")
             last = (self.position + count - 1) // self.block_size
             span = AttentionSpan(0, count, self.position, first, tuple(table[first : last + 1]))
-            plans.append(self.ops.plan_attention(group.attention, [span], self.block_size))
+            spans = [span]
+            if group.kv.chunk is not None:
+                spans = split_at_chunks(spans, group.kv.chunk, self.block_size)
+            plans.append(self.ops.plan_attention(group.attention, spans, self.block_size))
         positions = np.arange(self.position, self.position + count)
         batch = ForwardBatch(np.array(tokens, np.int64), positions, tuple(plans))
         self.position += count

@@ -1,4 +1,4 @@
-"""rms_norm, rope, silu_mul, add and split: row by row."""
+"""rms_norm, rope, silu_mul, add, scale_rows, split and concat: row by row."""
 
 from collections.abc import Callable
 
@@ -47,6 +47,12 @@ def rope_of_heads(ops: Ops, x: torch.Tensor, positions: torch.Tensor) -> torch.T
     return turn(x.repeat(1, 3), positions)
 
 
+def rope_interleaved(ops: Ops, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    inv_freq = frequencies(x.shape[1])
+    turn = compiled(ops, lambda x, at: ops.rope(x, ops.angles(inv_freq, at), interleaved=True))
+    return turn(x, positions)
+
+
 def silu_mul(ops: Ops, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return compiled(ops, ops.silu_mul)(x)
 
@@ -65,7 +71,33 @@ def add_of_parts(ops: Ops, x: torch.Tensor, positions: torch.Tensor) -> torch.Te
     return compiled(ops, function)(x)
 
 
-FUNCTIONS = [norm, norm_of_heads, rope, rope_of_heads, silu_mul, add, add_of_parts]
+def scale_rows(ops: Ops, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return compiled(ops, ops.scale_rows)(x, positions.float()[:, None].contiguous())
+
+
+def concat_of_parts(ops: Ops, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The row's two unequal parts, the other way round, and the row after them."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first, second = ops.split(x, [1, x_width - 1])
+        return ops.concat([second, first, x])
+
+    x_width = x.shape[1]
+    return compiled(ops, function)(x)
+
+
+FUNCTIONS = [
+    norm,
+    norm_of_heads,
+    rope,
+    rope_of_heads,
+    rope_interleaved,
+    silu_mul,
+    add,
+    add_of_parts,
+    scale_rows,
+    concat_of_parts,
+]
 
 
 def rows_and_positions(size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,6 +171,26 @@ def test_values_of_rope(family: Family, size: int) -> None:
         actual = rope_of_heads(family.at(count), x, positions)
         assert ((actual - exact.repeat(1, 3)).abs() <= bound.repeat(1, 3)).all()
     assert same_bits(actual[0], (x[0] + 0 * x[0].flip(0)).repeat(3))
+
+
+@pytest.mark.parametrize("family", ALL, **NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_interleaved_rope_turns_the_same_pairs(family: Family, size: int) -> None:
+    x, positions = rows_and_positions(size)
+    order = torch.arange(size).view(2, -1).T.flatten()  # 0, half, 1, half + 1, ...
+    halves = rope(family.at(2), x, positions)
+    pairs = rope_interleaved(family.at(2), x[:, order].contiguous(), positions)
+    assert same_bits(pairs, halves[:, order])
+
+
+@pytest.mark.parametrize("family", ALL, **NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_scaled_and_joined_values_are_exact(family: Family, size: int) -> None:
+    x, positions = rows_and_positions(size)
+    ops = family.at(2)
+    assert same_bits(scale_rows(ops, x, positions), x * positions.float()[:, None])
+    joined = torch.cat([x[:, 1:], x[:, :1], x], dim=1)
+    assert same_bits(concat_of_parts(ops, x, positions), joined)
 
 
 @pytest.mark.parametrize("family", ALL, **NAMES)

@@ -19,13 +19,12 @@ struct Request {
 struct Case {
   AttentionShape shape;
   int block_size;
-  int64_t window, chunk;
+  int64_t window;
   KVType type;
   std::vector<Request> requests;
   int64_t num_rows = 0, num_blocks = 0;
   bool sees(int64_t row_position, int64_t key) const {
-    return key <= row_position && (!window || key > row_position - window) &&
-           (!chunk || key / chunk == row_position / chunk);
+    return key <= row_position && (!window || key > row_position - window);
   }
   int64_t first_seen(int64_t position) const {
     int64_t key = position;
@@ -84,7 +83,6 @@ Case random_case(Random& random) {
   c.shape.head_dim = random.one_in(2) ? 16 * random.small(1, 8) : random.small(1, 100);
   c.block_size = random.one_in(2) ? 16 * random.small(1, 12) : random.small(1, 200);
   c.window = random.one_in(3) ? random.between(1, 200) : 0;
-  c.chunk = random.one_in(3) ? random.between(1, 200) : 0;
   c.type = random.pick({KVType::F32, KVType::F16, KVType::BF16});
   std::vector<int32_t> free;
   const int num_requests = random.small(1, 3);
@@ -136,7 +134,7 @@ void write_cache(const KernelTable& table, Random& random, const Case& c, Cache&
   for (const Request& r : c.requests) {
     const int64_t num = r.position + r.num_tokens - r.first_seen;
     if (r.num_tokens == 0) continue;
-    const AttentionPlan plan(c.shape, c.block_size, 0, 0,
+    const AttentionPlan plan(c.shape, c.block_size, 0,
                              {{0, num, r.first_seen, r.first_block, r.blocks}}, 1);
     Matrix k(num, width, random.between(0, 3)), v(num, width, random.between(0, 3));
     for (Matrix* m : {&k, &v})
@@ -196,7 +194,7 @@ Cache only_seen(const Case& c, const Cache& cache, const Request& r, int64_t pos
 
 void attend(const KernelTable& table, Random& random, const Case& c, Cache& cache,
             std::vector<Span> spans, int num_threads, Rows q, Matrix& out) {
-  const AttentionPlan plan(c.shape, c.block_size, c.window, c.chunk, std::move(spans), num_threads);
+  const AttentionPlan plan(c.shape, c.block_size, c.window, std::move(spans), num_threads);
   std::vector<float> scratch(static_cast<size_t>(attention_scratch(c.shape)), NAN);
   std::vector<float> partials(static_cast<size_t>(plan.partial_floats), NAN);
   AttentionArgs args = args_for(c, plan, cache);

@@ -168,7 +168,7 @@ Matrix forward(const KernelTable& table, Random& random, const Model& m,
       }
     }
     if (ids.empty()) continue;
-    const AttentionPlan plan(SHAPE, BLOCK_SIZE, 0, 0, std::move(spans), num_threads);
+    const AttentionPlan plan(SHAPE, BLOCK_SIZE, 0, std::move(spans), num_threads);
     Matrix logits(static_cast<int64_t>(ids.size()), VOCABULARY);
     const bool ran = recorded.program->run(logits.rows, {{recorded.out, logits.values.data()}},
                                            {ids.data(), positions.data()}, {&plan}, {&cache});

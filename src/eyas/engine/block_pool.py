@@ -23,6 +23,11 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that are published."""
+        return sum(self._num_holders[block] == 0 for block in self._published.values())
+
     def is_free(self, block: int) -> bool:
         return block in self._free
 

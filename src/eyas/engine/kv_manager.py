@@ -60,6 +60,12 @@ class KVManager:
         assert len(groups) == len(num_blocks), f"{len(groups)} groups, {len(num_blocks)} pools"
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}: it must be at least 1")
+        for group in groups:
+            if group.chunk is not None and group.chunk % block_size:
+                raise ValueError(
+                    f"block_size is {block_size}, but the {group.owner} model's layers attend in "
+                    f"chunks of {group.chunk} positions: block_size must divide that"
+                )
         self.groups = groups
         self.pools = tuple(BlockPool(count) for count in num_blocks)
         self.block_size = block_size
@@ -75,18 +81,19 @@ class KVManager:
         """The most blocks of ``group`` that a request holds while it grows to ``length`` positions,
         at most ``step`` of them beyond the committed ones at any time."""
         blocks = self._blocks_for(length)
-        if group.window is None:
+        if group.reach is None:
             return blocks
-        # The span from the window's first position to the step's last, at its worst alignment.
-        span = group.window - 1 + step
+        # The span from the first position seen to the step's last, at its worst alignment.
+        span = group.reach - 1 + step
         return min(blocks, (span + self.block_size - 2) // self.block_size + 1)
 
     def find_hit(self, request: Request) -> int:
         """How many leading tokens the cache can serve in every group that ``request`` uses.
 
         A multiple of the block size that leaves at least one token to compute. A group with full
-        attention must have all blocks of the prefix, one with a window W those of its last W - 1
-        tokens. A request with ``prompt_logprobs`` doesn't read the cache: it needs every row.
+        attention must have all blocks of the prefix, one with a window or chunk those that the
+        next token sees. A request with ``prompt_logprobs`` doesn't read the cache: it needs every
+        row.
         """
         if not self._reads_cache(request):
             return 0
@@ -98,28 +105,29 @@ class KVManager:
             if self.uses(request, group)
         ]
         for group, pool in used:
-            if group.window is None:
+            if group.reach is None:
                 for index in range(length):
-                    if pool.find(request.block_hashes[index]) is None:
+                    if pool.find(self._key(request, group, index)) is None:
                         length = index
                         break
-        # Shortening for one group moves the windows of the others: repeat until all agree.
+        # Shortening for one group moves what the others need: repeat until all agree.
         before = -1
         while before != length:
             before = length
             for group, pool in used:
-                if group.window is not None:
-                    length = self._longest_windowed(request, group, pool, length)
+                if group.reach is not None:
+                    length = self._longest_bounded(request, group, pool, length)
         return length * self.block_size
 
-    def _longest_windowed(
+    def _longest_bounded(
         self, request: Request, group: KVGroupSpec, pool: BlockPool, length: int
     ) -> int:
-        """The greatest number of blocks, at most ``length``, whose last window is published."""
+        """The greatest number of blocks, at most ``length``, of which all that the next token
+        sees are published."""
         index = length
         while index > group.first_needed(length * self.block_size) // self.block_size:
             index -= 1
-            if pool.find(request.block_hashes[index]) is None:
+            if pool.find(self._key(request, group, index)) is None:
                 length = index  # every longer prefix down from here needs this block
         return length
 
@@ -136,7 +144,7 @@ class KVManager:
                 continue
             first, blocks = self._find_shared(request, group, pool, hit)
             length = target_length if group.owner == "target" else draft_length
-            if group.window is None:
+            if group.reach is None:
                 length = max(length, request.num_tokens)
             needed = self._blocks_for(length) - first - len(blocks)
             if needed + sum(map(pool.is_free, blocks)) > pool.num_free:
@@ -160,7 +168,7 @@ class KVManager:
         first = group.first_needed(hit) // self.block_size
         blocks: list[int] = []
         for index in range(first, hit // self.block_size):
-            block = pool.find(request.block_hashes[index])
+            block = pool.find(self._key(request, group, index))
             assert block is not None, f"{request.request_id}: block {index} of the hit is gone"
             blocks.append(block)
         return first, blocks
@@ -193,7 +201,7 @@ class KVManager:
     def commit(self, request: Request, draft_length: int) -> None:
         """Takes note, after a step, that the target's KV holds ``request.num_computed`` accepted
         positions and the draft's ``draft_length``: publishes the blocks that are now full, and
-        frees those that fell out of their window. Rejected tokens' blocks stay with the request,
+        frees those that no later token sees. Rejected tokens' blocks stay with the request,
         which writes its next tokens there."""
         holding = self._holdings[request.request_id]
         assert request.num_computed <= request.num_tokens, (
@@ -208,11 +216,11 @@ class KVManager:
         for group, pool, table in zip(self.groups, self.pools, holding.tables, strict=True):
             if not self.uses(request, group):
                 continue
-            length = request.num_computed if group.owner == "target" else draft_length
+            length = self._true_length(request, group, draft_length)
             assert length <= table.end * self.block_size, (
                 f"{request.request_id}: {length} positions written, {table.end} blocks held"
             )
-            self._seal(request, pool, table, length // self.block_size)
+            self._seal(request, group, pool, table, length // self.block_size)
             num_passed = group.first_needed(length) // self.block_size - table.first
             if num_passed > 0:
                 pool.release(table.blocks[:num_passed])
@@ -220,11 +228,26 @@ class KVManager:
                 table.first += num_passed
                 table.view = None
 
-    def _seal(self, request: Request, pool: BlockPool, table: _Table, num_full: int) -> None:
+    def _true_length(self, request: Request, group: KVGroupSpec, draft_length: int) -> int:
+        """How many leading positions of the group's KV follow from known tokens alone."""
+        if group.owner == "target":
+            return request.num_computed
+        # A stop rule may have cut the token after the last.
+        return min(draft_length, request.num_tokens - group.needs_next_token)
+
+    def _seal(
+        self,
+        request: Request,
+        group: KVGroupSpec,
+        pool: BlockPool,
+        table: _Table,
+        num_full: int,
+    ) -> None:
         if self.enable_prefix_caching:
             self._extend_hashes(request, num_full)
             for index in range(table.num_sealed, num_full):
-                pool.publish(table.blocks[index - table.first], request.block_hashes[index])
+                key = self._key(request, group, index)
+                pool.publish(table.blocks[index - table.first], key)
         table.num_sealed = max(table.num_sealed, num_full)
 
     def free(self, request: Request) -> None:
@@ -243,6 +266,10 @@ class KVManager:
         """Per group, the blocks that running requests hold."""
         return tuple(pool.num_blocks - pool.num_free for pool in self.pools)
 
+    def num_cached_blocks(self) -> tuple[int, ...]:
+        """Per group, the free blocks whose content can still be found."""
+        return tuple(pool.num_cached for pool in self.pools)
+
     def check_integrity(self, live_requests: Collection[Request]) -> None:
         """Raises AssertionError if a block is lost, held by nobody known, or wrongly published.
 
@@ -259,8 +286,7 @@ class KVManager:
                 if not self.uses(request, group):
                     assert not table.blocks, f"{request_id} holds blocks of an unused group"
                     continue
-                is_target = group.owner == "target"
-                length = request.num_computed if is_target else holding.draft_length
+                length = self._true_length(request, group, holding.draft_length)
                 assert table.first <= group.first_needed(length) // self.block_size, (
                     f"{request_id}: blocks before {table.first} freed at length {length}"
                 )
@@ -268,7 +294,7 @@ class KVManager:
                     block_hash = pool.hash_of(block)
                     assert block_hash is None or (
                         index < length // self.block_size
-                        and block_hash == request.block_hashes[index]
+                        and block_hash == self._key(request, group, index)
                     ), f"{request_id}: block {index} ({block}) is published wrongly"
 
     def _reads_cache(self, request: Request) -> bool:
@@ -276,6 +302,15 @@ class KVManager:
 
     def _blocks_for(self, length: int) -> int:
         return -(-length // self.block_size)
+
+    def _key(self, request: Request, group: KVGroupSpec, index: int) -> bytes:
+        """What full block ``index`` is published under: a hash of all that its KV follows from."""
+        block_hash = request.block_hashes[index]
+        if not group.needs_next_token:
+            return block_hash
+        end = (index + 1) * self.block_size
+        assert end < request.num_tokens, f"{request.request_id}: no token follows block {index}"
+        return hash_block(block_hash, request.tokens(end, end + 1))
 
     def _extend_hashes(self, request: Request, count: int) -> None:
         """Makes sure that the hashes of the first ``count`` blocks are known."""

@@ -27,19 +27,19 @@ class KVDemand:
     def num_blocks(self, full_blocks: int) -> tuple[int, ...]:
         """Blocks per group where a full one has ``full_blocks``, at least one request's.
 
-        A sliding group gets what one request needs in the worst step, and in proportion to the
-        full blocks what further requests keep between steps: one step's tokens are shared by all.
+        Another group gets what one request needs in the worst step, and in proportion to the full
+        blocks what further requests keep between steps: one step's tokens are shared by all.
         """
         one = self.full_blocks()
         counts = []
         for group in self.groups:
-            if group.window is None:
+            if group.reach is None:
                 counts.append(full_blocks)
                 continue
             limits = self.limits
             step = min(limits.max_num_batched_tokens, limits.max_model_len) + self.max_drafts
-            first = min(self._span_blocks(group.window - 1 + step), one)
-            further = min(self._span_blocks(group.window + self.max_drafts), one)
+            first = min(self._span_blocks(group.reach - 1 + step), one)
+            further = min(self._span_blocks(group.reach + self.max_drafts), one)
             counts.append(min(first + -(-(full_blocks - one) * further // one), full_blocks))
         return tuple(counts)
 

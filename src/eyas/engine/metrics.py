@@ -178,7 +178,25 @@ class EngineMetrics:
                 ),
             )
         ]
-        return [*finished, *counters, *vectors, *gauges]
+        blocks = [
+            Gauge(
+                name=f"eyas:kv_blocks_{name}",
+                help=formula,
+                labels={"group": str(index), "kind": group.name},
+                value=count,
+            )
+            for name, formula, counts in (
+                ("total", "KV blocks of a layer group.", [pool.num_blocks for pool in kv.pools]),
+                ("held", "Those that running samples hold.", kv.num_used_blocks()),
+                (
+                    "cached",
+                    "Those that hold a prefix and nobody holds them.",
+                    kv.num_cached_blocks(),
+                ),
+            )
+            for index, (group, count) in enumerate(zip(kv.groups, counts, strict=True))
+        ]
+        return [*finished, *counters, *vectors, *gauges, *blocks]
 
 
 def _add_one_to_first(counts: list[int], number: int) -> None:

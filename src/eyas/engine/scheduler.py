@@ -110,9 +110,9 @@ class Scheduler:
             if needed > pool.num_blocks:
                 raise ValueError(
                     f"request {request.request_id!r} may need {needed} KV blocks of "
-                    f"{kv.block_size} tokens in group {index} ({group.owner}, window "
-                    f"{group.window}), which has {pool.num_blocks}: give the KV cache more memory, "
-                    f"or lower max_tokens or max_model_len"
+                    f"{kv.block_size} tokens in group {index} ({group.name}), which has "
+                    f"{pool.num_blocks}: give the KV cache more memory, or lower max_tokens or "
+                    f"max_model_len"
                 )
 
     def abort(self, request_id: str) -> Request | None:

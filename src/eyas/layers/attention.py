@@ -25,11 +25,12 @@ class AttentionSpec:
     """One layer's attention.
 
     ``qk_norm_eps``: each head of q and k goes through an RMS norm with this epsilon (None: no
-    norm). ``rope`` None leaves positions out.
+    norm). ``rope`` None leaves positions out. ``chunk``: as in KVGroupSpec.
     """
 
     shape: AttentionShape
     rope: Rope | None
+    chunk: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None

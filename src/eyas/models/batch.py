@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eyas.attention.chunked_local import split_at_chunks
 from eyas.models.base import ForwardBatch, LayerGroup
 from eyas.ops.base import AttentionSpan, Ops
 from eyas.types import BlockTable
@@ -33,11 +34,13 @@ def build_batch(
         for segment in segments
         for position in range(segment.position, segment.position + len(segment.token_ids))
     ]
-    plans = tuple(
-        ops.plan_attention(group.attention, _spans(segments, index), block_size)
-        for index, group in enumerate(groups)
-    )
-    return ForwardBatch(np.array(token_ids, np.int64), np.array(positions, np.int64), plans)
+    plans = []
+    for index, group in enumerate(groups):
+        spans = _spans(segments, index)
+        if group.kv.chunk is not None:
+            spans = split_at_chunks(spans, group.kv.chunk, block_size)
+        plans.append(ops.plan_attention(group.attention, spans, block_size))
+    return ForwardBatch(np.array(token_ids, np.int64), np.array(positions, np.int64), tuple(plans))
 
 
 def _spans(segments: Sequence[Segment], group_index: int) -> list[AttentionSpan]:

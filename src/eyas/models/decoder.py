@@ -97,24 +97,24 @@ def build_decoder(spec: DecoderSpec, weights: Weights, ops: Ops, owner: str) -> 
     embedding, head = load_embedding_and_head(
         source, spec.vocab_size, spec.hidden_size, spec.tied_head
     )
-    shapes = [layer.attention.shape for layer in spec.layers]
-    order = list(dict.fromkeys(shapes))  # in order of first appearance
+    kinds = [(layer.attention.shape, layer.attention.chunk) for layer in spec.layers]
+    order = list(dict.fromkeys(kinds))  # in order of first appearance
     layers = [
         _PlacedLayer(
             layer=layer.build(source, f"model.layers.{number}", spec.hidden_size),
             rope=layer.attention.rope,
-            group=order.index(shapes[number]),
-            index=shapes[:number].count(shapes[number]),
+            group=order.index(kinds[number]),
+            index=kinds[:number].count(kinds[number]),
         )
         for number, layer in enumerate(spec.layers)
     ]
     final_norm = load_rms_norm(source, "model.norm", spec.hidden_size, spec.final_norm_eps)
     weights.finish()
-    groups = tuple(_group(shape, shapes.count(shape), owner) for shape in order)
+    groups = tuple(_group(*kind, kinds.count(kind), owner) for kind in order)
     return Decoder(spec, ops, groups, embedding, layers, final_norm, head)
 
 
-def _group(shape: AttentionShape, num_layers: int, owner: str) -> LayerGroup:
+def _group(shape: AttentionShape, chunk: int | None, num_layers: int, owner: str) -> LayerGroup:
     assert owner in ("target", "draft"), owner
     kv = KVGroupSpec(
         owner=cast(Literal["target", "draft"], owner),
@@ -122,5 +122,6 @@ def _group(shape: AttentionShape, num_layers: int, owner: str) -> LayerGroup:
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         window=shape.window,
+        chunk=chunk,
     )
     return LayerGroup(kv, shape)

@@ -151,7 +151,15 @@ class Ops(Protocol):
         """Consecutive columns."""
         ...
 
+    def concat(self, values: Sequence[Value]) -> Value:
+        """Columns side by side."""
+        ...
+
     def add(self, x: Value, y: Value) -> Value: ...
+
+    def scale_rows(self, x: Value, factor_T1: Value) -> Value:
+        """Each row times its factor."""
+        ...
 
     def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
         """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), of each run of
@@ -162,9 +170,9 @@ class Ops(Protocol):
         """The angles of ``rope``: cosine and sine of float32(position * inv_freq)."""
         ...
 
-    def rope(self, x: Value, angles: Value) -> Value:
-        """Rotate each head of D = 2 len(inv_freq) values, in the half-rotated layout: pairs
-        (d, d + D/2) (Su et al. 2021, as in Hugging Face's checkpoints)."""
+    def rope(self, x: Value, angles: Value, interleaved: bool = False) -> Value:
+        """Rotate each head of D = 2 len(inv_freq) values (Su et al. 2021): pairs (d, d + D/2), as
+        Hugging Face's Llama has them, or, ``interleaved``, (2d, 2d + 1), as Llama 4 has."""
         ...
 
     def silu_mul(self, gate_up: Value) -> Value:

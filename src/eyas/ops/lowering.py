@@ -194,6 +194,16 @@ class _Lowering:
         x, y = (self._view(value) for value in instruction.inputs)
         self._program.add(x, y, self._view(instruction.outputs[0]))
 
+    def _scale_rows(self, instruction: Instruction, number: int) -> None:
+        x, factor = (self._view(value) for value in instruction.inputs)
+        self._program.scale_rows(x, factor, self._view(instruction.outputs[0]))
+
+    def _concat(self, instruction: Instruction, number: int) -> None:
+        buffer, offset, _ = self._view(instruction.outputs[0])
+        for value in instruction.inputs:
+            self._program.copy(self._view(value), (buffer, offset, value.width))
+            offset += value.width
+
     def _rms_norm(self, instruction: Instruction, number: int) -> None:
         weight, eps = instruction.arguments
         output = instruction.outputs[0]
@@ -212,12 +222,12 @@ class _Lowering:
 
     def _rope(self, instruction: Instruction, number: int) -> None:
         x, cos, sin = instruction.inputs
-        (head_dim,) = instruction.arguments
+        head_dim, interleaved = instruction.arguments
         output = instruction.outputs[0]
         source = self._view(x)
         in_place = output is not self._result and self._can_replace(x, number)
         out = self._replace(x, output) if in_place else self._view(output)
-        self._program.rope(source, out, self._view(cos), self._view(sin), head_dim, False)
+        self._program.rope(source, out, self._view(cos), self._view(sin), head_dim, interleaved)
 
     def _attention(self, instruction: Instruction, number: int) -> None:
         plan, kv, layer, scale = instruction.arguments

@@ -197,7 +197,7 @@ class NativeOps:
             (span.row, span.num_queries, span.position, span.first_block, span.blocks)
             for span in spans
         ]
-        return _core.plan_attention(self.context, heads, block_size, shape.window or 0, 0, tuples)
+        return _core.plan_attention(self.context, heads, block_size, shape.window or 0, tuples)
 
     def linear(self, handle: NativeLinear, x: Recorded) -> Recorded:
         assert x.width == handle.num_inputs, (x.width, handle.num_inputs)
@@ -218,6 +218,13 @@ class NativeOps:
         assert x.width == y.width, (x.width, y.width)
         return self._record("add", [x, y], x.width)
 
+    def concat(self, values: Sequence[Recorded]) -> Recorded:
+        return self._record("concat", [*values], sum(value.width for value in values))
+
+    def scale_rows(self, x: Recorded, factor: Recorded) -> Recorded:
+        assert factor.width == 1, factor.width
+        return self._record("scale_rows", [x, factor], x.width)
+
     def rms_norm(self, x: Recorded, weight: torch.Tensor, eps: float) -> Recorded:
         assert x.width % len(weight) == 0, (x.width, len(weight))
         return self._record("rms_norm", [x], x.width, weight.tolist(), eps)
@@ -230,10 +237,12 @@ class NativeOps:
         )
         return tables
 
-    def rope(self, x: Recorded, angles: tuple[Recorded, Recorded]) -> Recorded:
+    def rope(
+        self, x: Recorded, angles: tuple[Recorded, Recorded], interleaved: bool = False
+    ) -> Recorded:
         head_dim = 2 * angles[0].width
         assert x.width % head_dim == 0, (x.width, head_dim)
-        return self._record("rope", [x, *angles], x.width, head_dim)
+        return self._record("rope", [x, *angles], x.width, head_dim, interleaved)
 
     def silu_mul(self, gate_up: Recorded) -> Recorded:
         return self._record("silu_mul", [gate_up], gate_up.width // 2)

@@ -117,6 +117,12 @@ class ReferenceOps:
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y
 
+    def concat(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([*values], dim=1)
+
+    def scale_rows(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
         runs = zip(
@@ -136,16 +142,22 @@ class ReferenceOps:
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         return torch.from_numpy(cos), torch.from_numpy(sin)
 
-    def rope(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def rope(
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        interleaved: bool = False,
+    ) -> torch.Tensor:
         out = x.clone()
         half = angles[0].shape[1]
         rows = zip(out.numpy(), angles[0].numpy(), angles[1].numpy(), strict=True)
         with np.errstate(over="ignore", invalid="ignore"):
             for row, cos, sin in rows:
                 for head in row.reshape(-1, 2 * half):
-                    first, second = head[:half].copy(), head[half:].copy()
-                    head[:half] = first * cos - second * sin
-                    head[half:] = second * cos + first * sin
+                    pairs = head.reshape(half, 2).T if interleaved else head.reshape(2, half)
+                    first, second = pairs.copy()
+                    pairs[0] = first * cos - second * sin
+                    pairs[1] = second * cos + first * sin
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

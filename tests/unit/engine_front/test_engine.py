@@ -416,6 +416,9 @@ def test_engine_metrics():
         ("eyas:num_requests_running",): 0,
         ("eyas:num_requests_waiting",): 0,
         ("eyas:kv_cache_usage_perc",): 0,
+        ("eyas:kv_blocks_total", "0", "target"): 100,
+        ("eyas:kv_blocks_held", "0", "target"): 0,
+        ("eyas:kv_blocks_cached", "0", "target"): 5,
     }
     assert {key: value for key, value in values.items() if value is not None} == expected
     vectors = {m.name: m.values for m in engine.get_metrics() if hasattr(m, "values")}
