@@ -13,6 +13,7 @@ from harness import MakeDrafter, make_engine, run, tiny_target
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eyas.drafters import suffix
 from eyas.drafters.draft_model import ModelDrafter
 from eyas.drafters.ngram import NgramDrafter, Options
 from eyas.engine.output import CompletionOutput
@@ -35,7 +36,7 @@ MODELS: tuple[tuple[str, int, tuple[tuple[str, Any], ...]], ...] = (
         ),
     ),
 )
-DRAFTERS = ("ngram", "model", "itself", "right", "wrong", "random")
+DRAFTERS = ("ngram", "suffix", "model", "itself", "right", "wrong", "random")
 
 tokens = st.integers(4, 30)  # few distinct ones, so that n-grams repeat
 prompts = st.lists(tokens, min_size=1, max_size=34)
@@ -117,6 +118,9 @@ def drafter_factory(
 ) -> MakeDrafter:
     if kind == "ngram":
         return lambda target, ops: NgramDrafter(Options(3, 1))
+    if kind == "suffix":
+        options = suffix.Options(suffix_decoding_max_cached_requests=seed % 3)
+        return lambda target, ops: suffix.SuffixDrafter(options)
     if kind in ("model", "itself"):
         model_type, model_seed, overrides = spec
         if kind == "model":

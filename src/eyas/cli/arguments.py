@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-METHODS = ("ngram", "draft_model", "eagle", "None")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "None")
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,8 +97,8 @@ def add_speculation_arguments(parser: argparse.ArgumentParser, method: str) -> N
         "--method",
         choices=METHODS,
         default=method,
-        help="who proposes tokens: ngram looks the text up in the context, draft_model is a"
-        " smaller model, None is plain decoding",
+        help="who proposes tokens: ngram looks the last few tokens up in the text, suffix"
+        " the longest repetition, draft_model is a smaller model, None is plain decoding",
     )
     group.add_argument(
         "--num-spec-tokens", type=positive, default=4, metavar="K", help="tokens per draft"

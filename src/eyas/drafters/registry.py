@@ -12,7 +12,7 @@ from eyas.drafters.base import Drafter
 from eyas.models.base import Model
 from eyas.ops.base import Ops
 
-_NOT_METHODS = {"base", "registry"}
+_NOT_METHODS = {"base", "registry", "suffix_automaton"}
 
 
 @dataclass(frozen=True, slots=True)

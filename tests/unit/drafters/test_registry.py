@@ -6,7 +6,7 @@ from eyas.drafters.registry import available_methods, parse_speculative_config
 
 
 def test_methods_are_the_files_of_the_folder() -> None:
-    assert available_methods() == ["draft_model", "ngram"]
+    assert available_methods() == ["draft_model", "ngram", "suffix"]
 
 
 def test_parses_each_method() -> None:
