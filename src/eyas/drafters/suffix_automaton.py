@@ -1,7 +1,8 @@
 """An automaton of all suffixes of a growing token sequence: where the text has been before, and
-what followed there (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text").
+what followed there (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
+text").
 
-Each state stands for a set of substrings that always occur together, ``length`` being its longest.
+Each state is a set of substrings that always occur together, ``length`` being its longest.
 ``link`` leads to the longest suffix of it that also occurs elsewhere. Adding a token takes constant
 time on average, and a text of n tokens has at most 2 n states, so matches may be of any length.
 """
@@ -63,7 +64,8 @@ class SuffixAutomaton:
     ) -> Continuation:
         """At most ``limit`` tokens after ``state``, each the one that most often followed (of
         equals, the one first seen later), as long as their number is at most ``factor`` times the
-        matched context and their joint frequency at least ``least`` (Oliaro et al. 2024, section 3.2)."""
+        matched context and their joint frequency at least ``least`` (Oliaro et al. 2024, section
+        3.2)."""
         tokens: list[int] = []
         expected, joint = 0.0, 1.0
         count = min(limit, int(factor * match))
