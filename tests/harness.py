@@ -37,10 +37,14 @@ def tiny_checkpoint(
 
 @functools.cache
 def tiny_target(
-    model_type: str, seed: int, overrides: tuple[tuple[str, Any], ...] = (), owner: str = "target"
+    model_type: str,
+    seed: int,
+    overrides: tuple[tuple[str, Any], ...] = (),
+    owner: str = "target",
+    num_threads: int | None = None,
 ) -> tuple[Model, Ops]:
     """A loaded tiny model; it has no state of its own, so tests may share it."""
-    ops = NativeOps()
+    ops = NativeOps(num_threads=num_threads)
     checkpoint = open_checkpoint(str(tiny_checkpoint(model_type, seed, overrides)))
     return load_model(checkpoint.config, checkpoint.weights, ops, owner), ops
 

@@ -137,6 +137,8 @@ def drafter_factory(
 
 def check(spec: Any, batch: Any, kind: str, data: st.DataObject) -> None:
     model = tiny_target(*spec)
+    num_threads = data.draw(st.sampled_from([None, None, 1, 3]), "threads")
+    threaded = tiny_target(*spec, num_threads=num_threads)
     kv_dtype = data.draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16]), "KV")
     expected = [plain(model, prompt, params, kv_dtype) for prompt, params, _ in batch]
     scripts: dict[tuple[int, ...], list[int]] = {}
@@ -150,10 +152,10 @@ def check(spec: Any, batch: Any, kind: str, data: st.DataObject) -> None:
     num_seqs = data.draw(st.integers(1, 4), "max_num_seqs")
     make_drafter = drafter_factory(kind, 5, scripts, model[0].vocab_size, spec)
     tight = data.draw(st.booleans(), "tight")
-    num_groups = len(model[0].groups) + len(make_drafter(*model).needs.kv_groups)
+    num_groups = len(model[0].groups) + len(make_drafter(*threaded).needs.kv_groups)
     one = -(-(MAX_LEN + max_drafts) // block_size)
     engine = make_engine(
-        *model,
+        *threaded,
         make_drafter,
         max_drafts=max_drafts,
         max_model_len=MAX_LEN,
