@@ -3,11 +3,16 @@
 from dataclasses import dataclass, replace
 
 import torch
+from bits import same_bits
 from hypothesis import strategies as st
-from implementations import compiled
+from implementations import THREADS, Family, compiled
 
+from eyas.attention.chunked_local import split_at_chunks
 from eyas.ops.base import AttentionShape, AttentionSpan, KVShape, Ops
 
+EPS = torch.finfo(torch.float32).eps
+TINY = torch.finfo(torch.float32).tiny
+SMALLEST_WEIGHT = 1.7e-38  # exp(-87): what a weight may be instead of less
 SCALE = 0.3
 BLOCK_SIZES = [1, 3, 8, 16, 24, 32, 200]
 HEAD_DIMS = [2, 8, 24, 64, 128]
@@ -27,10 +32,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Case:
+    """With a ``chunk``, attention is chunked and local: over virtual batches."""
+
     shape: AttentionShape
     block_size: int
     dtype: torch.dtype
     requests: tuple[Request, ...]
+    chunk: int | None = None
 
 
 def request(
@@ -89,6 +97,8 @@ def run(ops: Ops, case: Case, seed: int = 0) -> list[torch.Tensor]:
         one = case.requests[i]
         start = lengths[i] - one.num_queries
         visible = 0 if shape.window is None else max(0, start - shape.window + 1)
+        if case.chunk is not None:
+            visible = start - start % case.chunk
         first = visible // size
         blocks = [free.pop() for _ in range(first, counts[i])]
         known = torch.arange(first * size, start)
@@ -104,6 +114,8 @@ def run(ops: Ops, case: Case, seed: int = 0) -> list[torch.Tensor]:
             [getattr(case.requests[i], name)[-case.requests[i].num_queries :] for i in order]
         ).flatten(1)
 
+    if case.chunk is not None:
+        spans = split_at_chunks(spans, case.chunk, size)
     plan = ops.plan_attention(shape, spans[::-1], size)
     attend = compiled(ops, lambda plan, kv, q, k, v: ops.attention(plan, kv, 0, q, k, v, SCALE))
     out = attend(plan, kv, inputs("q"), inputs("k"), inputs("v")).view(row, -1, shape.head_dim)
@@ -119,3 +131,51 @@ def pieces(one: Request, sizes: list[int]) -> list[Request]:
         end += size
         parts.append(replace(one, q=one.q[:end], k=one.k[:end], v=one.v[:end], num_queries=size))
     return parts
+
+
+def check_row_independence(family: Family, case: Case, sizes: list[int]) -> None:
+    expected = run(family.at(1), case)
+    for seed, count in enumerate(THREADS):
+        ops = family.at(count)
+        for actual, wanted in zip(run(ops, case, seed), expected, strict=True):
+            assert same_bits(actual, wanted)
+        for one, wanted in zip(case.requests, expected, strict=True):
+            split = replace(case, requests=tuple(pieces(one, sizes)))
+            assert same_bits(torch.cat(run(ops, split, seed)), wanted)
+    one = case.requests[0]
+    for count, part in zip(THREADS, pieces(one, sizes), strict=False):
+        alone = run(family.at(count), replace(case, requests=(part,)))[0]
+        done = len(part.k) - part.num_queries - (len(one.k) - one.num_queries)
+        assert same_bits(alone, expected[0][done : done + part.num_queries])
+
+
+def exact_attention(case: Case, one: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention in float64 over the rounded cache, and a bound of a float32 kernel's error:
+    scores are off by D roundings of |q| |k|, so weights by as much relatively, twice with their
+    sum; then the roundings of the sums over keys and of the merges of tiles and spans."""
+    group = case.shape.num_query_heads // case.shape.num_kv_heads
+    k, v = (part.to(case.dtype).double().repeat_interleave(group, dim=1) for part in (one.k, one.v))
+    q = one.q[-one.num_queries :].double()
+    scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+    sizes = torch.einsum("qhd,khd->hqk", q.abs(), k.abs()) * SCALE
+    keys = torch.arange(len(k))
+    positions = keys[-one.num_queries :, None]
+    hidden = keys > positions
+    if case.shape.window is not None:
+        hidden |= keys <= positions - case.shape.window
+    if case.chunk is not None:
+        hidden |= keys // case.chunk != positions // case.chunk
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+    out = torch.einsum("hqk,khd->qhd", weights, v)
+    score_error = (case.shape.head_dim + 2) * EPS * sizes.masked_fill(hidden, 0).amax(-1)
+    # exp rounds relative to its argument's magnitude too: a difference of scores.
+    relative = 2 * score_error + (len(k) + 40) * EPS + 4 * EPS * scores.abs().amax(-1)
+    spread = torch.einsum("hqk,khd->qhd", weights, v.abs())
+    floor = SMALLEST_WEIGHT * v.abs().sum(0) + 2 * TINY
+    return out, relative.T[:, :, None] * spread + floor
+
+
+def check_values(ops: Ops, case: Case) -> None:
+    for one, actual in zip(case.requests, run(ops, case), strict=True):
+        exact, bound = exact_attention(case, one)
+        assert ((actual.double() - exact).abs() <= bound).all()

@@ -7,11 +7,10 @@ import torch
 from attention_cases import (
     BLOCK_SIZES,
     HEAD_DIMS,
-    SCALE,
     Case,
-    Request,
     cases,
-    pieces,
+    check_row_independence,
+    check_values,
     request,
     run,
 )
@@ -20,28 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementations import FLOAT, REFERENCE, THREADS, Family
 
-from eyas.ops.base import AttentionShape, Ops
+from eyas.ops.base import AttentionShape
 
-EPS = torch.finfo(torch.float32).eps
-TINY = torch.finfo(torch.float32).tiny
-SMALLEST_WEIGHT = 1.7e-38  # exp(-87): what a weight may be instead of less
 NAMES = {"ids": lambda value: getattr(value, "name", None)}
-
-
-def check_row_independence(family: Family, case: Case, sizes: list[int]) -> None:
-    expected = run(family.at(1), case)
-    for seed, count in enumerate(THREADS):
-        ops = family.at(count)
-        for actual, wanted in zip(run(ops, case, seed), expected, strict=True):
-            assert same_bits(actual, wanted)
-        for one, wanted in zip(case.requests, expected, strict=True):
-            split = replace(case, requests=tuple(pieces(one, sizes)))
-            assert same_bits(torch.cat(run(ops, split, seed)), wanted)
-    one = case.requests[0]
-    for count, part in zip(THREADS, pieces(one, sizes), strict=False):
-        alone = run(family.at(count), replace(case, requests=(part,)))[0]
-        done = len(part.k) - part.num_queries - (len(one.k) - one.num_queries)
-        assert same_bits(alone, expected[0][done : done + part.num_queries])
 
 
 @pytest.mark.parametrize("family", FLOAT, **NAMES)
@@ -61,36 +41,6 @@ def test_rows_ignore_their_neighbours(family: Family, case: Case, sizes: list[in
 )
 def test_reference_rows_ignore_their_neighbours(case: Case, sizes: list[int]) -> None:
     check_row_independence(REFERENCE, case, sizes)
-
-
-def exact_attention(case: Case, one: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax attention in float64 over the rounded cache, and a bound of a float32 kernel's error:
-    scores are off by D roundings of |q| |k|, so weights by as much relatively, twice with their
-    sum; then the roundings of the sums over keys and of the merges of tiles and spans."""
-    group = case.shape.num_query_heads // case.shape.num_kv_heads
-    k, v = (part.to(case.dtype).double().repeat_interleave(group, dim=1) for part in (one.k, one.v))
-    q = one.q[-one.num_queries :].double()
-    scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
-    sizes = torch.einsum("qhd,khd->hqk", q.abs(), k.abs()) * SCALE
-    keys = torch.arange(len(k))
-    positions = keys[-one.num_queries :, None]
-    hidden = keys > positions
-    if case.shape.window is not None:
-        hidden |= keys <= positions - case.shape.window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
-    out = torch.einsum("hqk,khd->qhd", weights, v)
-    score_error = (case.shape.head_dim + 2) * EPS * sizes.masked_fill(hidden, 0).amax(-1)
-    # exp rounds relative to its argument's magnitude too: a difference of scores.
-    relative = 2 * score_error + (len(k) + 40) * EPS + 4 * EPS * scores.abs().amax(-1)
-    spread = torch.einsum("hqk,khd->qhd", weights, v.abs())
-    floor = SMALLEST_WEIGHT * v.abs().sum(0) + 2 * TINY
-    return out, relative.T[:, :, None] * spread + floor
-
-
-def check_values(ops: Ops, case: Case) -> None:
-    for one, actual in zip(case.requests, run(ops, case), strict=True):
-        exact, bound = exact_attention(case, one)
-        assert ((actual.double() - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("family", FLOAT, **NAMES)
