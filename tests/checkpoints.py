@@ -21,8 +21,8 @@ CHAT_TEMPLATE = (
 
 
 def tiny_model(model_type: str = "llama", seed: int = 0, **config_overrides: Any) -> Any:
-    """A transformers model of ``model_type`` (llama, mistral, qwen2, qwen3), float32, in eval mode:
-    2 layers, hidden size 48, 6 query and 2 key/value heads of 8, vocabulary 260."""
+    """A transformers model of ``model_type`` (llama, llama4_text, mistral, qwen2, qwen3), float32,
+    in eval mode: 2 layers, hidden size 48, 6 query and 2 key/value heads of 8, vocabulary 260."""
     import transformers
 
     settings: dict[str, Any] = {

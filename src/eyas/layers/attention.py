@@ -2,22 +2,43 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from eyas.layers.linear import Linear, load_linear
 from eyas.layers.norm import RMSNorm, load_rms_norm
 from eyas.layers.rope import Rope
 from eyas.layers.source import Source
-from eyas.ops.base import AttentionShape, Handle, Ops, Value
+from eyas.ops.base import Array, AttentionShape, Handle, Ops, Value
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlace:
     """Where a layer's attention takes place: its group's plan of the step and KV cache, which layer
-    of the group it is, and the angles of its rope (None: no rope)."""
+    of the group it is, the angles of its rope (None: no rope), and the factors of its temperature
+    [T, 1] (None: no temperature)."""
 
     plan: Handle
     kv: Handle
     layer: int
     angles: Value | None
+    query_scale: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTemperature:
+    """Queries grow with their position (Nakanishi 2025, scalable softmax, as Llama 4 has it): by
+    1 + ``scale`` log(1 + floor((position + 1) / ``interval``))."""
+
+    interval: int
+    scale: float
+
+    def factors(self, positions_T: npt.NDArray[np.int64]) -> Array:
+        """[T, 1], computed in float64 and rounded."""
+        steps_T = (positions_T + 1) // self.interval
+        factors_T = 1 + self.scale * np.log1p(steps_T.astype(np.float64))
+        return factors_T.astype(np.float32)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +46,8 @@ class AttentionSpec:
     """One layer's attention.
 
     ``qk_norm_eps``: each head of q and k goes through an RMS norm with this epsilon (None: no
-    norm). ``rope`` None leaves positions out. ``chunk``: as in KVGroupSpec.
+    norm); ``unit_norm_eps``: through one without weights, after rope. ``rope`` None leaves
+    positions out. ``chunk``: as in KVGroupSpec.
     """
 
     shape: AttentionShape
@@ -34,6 +56,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None
+    unit_norm_eps: float | None = None
+    temperature: AttentionTemperature | None = None
 
     def build(self, source: Source, prefix: str, hidden_size: int) -> "Attention":
         """From the checkpoint's ``{prefix}.self_attn.*``."""
@@ -53,6 +77,9 @@ class AttentionSpec:
         if self.qk_norm_eps is not None:
             q_norm = load_rms_norm(source, f"{prefix}.q_norm", head_dim, self.qk_norm_eps)
             k_norm = load_rms_norm(source, f"{prefix}.k_norm", head_dim, self.qk_norm_eps)
+        unit_norm = None
+        if self.unit_norm_eps is not None:
+            unit_norm = RMSNorm(source.ops, torch.ones(head_dim), self.unit_norm_eps)
         return Attention(
             self,
             source.ops,
@@ -62,11 +89,12 @@ class AttentionSpec:
             ),
             q_norm=q_norm,
             k_norm=k_norm,
+            unit_norm=unit_norm,
         )
 
 
 class Attention:
-    """qkv, head norms, rope, KV write, attention, output projection: [T, H] -> [T, H]."""
+    """qkv, head norms, rope, temperature, attention, output projection: [T, H] -> [T, H]."""
 
     def __init__(
         self,
@@ -76,12 +104,15 @@ class Attention:
         output: Linear,
         q_norm: RMSNorm | None,
         k_norm: RMSNorm | None,
+        unit_norm: RMSNorm | None,
     ) -> None:
         self._ops = ops
         self._qkv = qkv
         self._output = output
         self._q_norm = q_norm
         self._k_norm = k_norm
+        self._unit_norm = unit_norm
+        self._interleaved = spec.rope is not None and spec.rope.interleaved
         self._query_size = spec.shape.num_query_heads * spec.shape.head_dim
         self._kv_size = spec.shape.num_kv_heads * spec.shape.head_dim
         self._scale = spec.shape.head_dim**-0.5
@@ -92,6 +123,10 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         if place.angles is not None:
-            q, k = ops.rope(q, place.angles), ops.rope(k, place.angles)
+            q, k = (ops.rope(x, place.angles, self._interleaved) for x in (q, k))
+        if self._unit_norm is not None:
+            q, k = self._unit_norm(q), self._unit_norm(k)
+        if place.query_scale is not None:
+            q = ops.scale_rows(q, place.query_scale)
         out = ops.attention(place.plan, place.kv, place.layer, q, k, v, self._scale)
         return self._output(out)

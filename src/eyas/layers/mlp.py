@@ -21,16 +21,18 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLPSpec:
-    """A gated feed-forward block; ``bias``: all three projections have one."""
+    """A gated feed-forward block; ``bias``: all three projections have one; ``name``: what the
+    checkpoint calls it."""
 
     intermediate_size: int
     bias: bool = False
+    name: str = "mlp"
 
     def build(self, source: Source, prefix: str, hidden_size: int) -> GatedMLP:
-        """From the checkpoint's ``{prefix}.mlp.*``."""
-        size = self.intermediate_size
-        gate_up = [(f"{prefix}.mlp.gate_proj", size), (f"{prefix}.mlp.up_proj", size)]
-        down = [(f"{prefix}.mlp.down_proj", hidden_size)]
+        """From the checkpoint's ``{prefix}.{name}.*``."""
+        size, block = self.intermediate_size, f"{prefix}.{self.name}"
+        gate_up = [(f"{block}.gate_proj", size), (f"{block}.up_proj", size)]
+        down = [(f"{block}.down_proj", hidden_size)]
         return GatedMLP(
             source.ops,
             load_linear(source, gate_up, hidden_size, self.bias),

@@ -11,12 +11,14 @@ import torch
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """``inv_freq`` [D / 2] float32: an angle is the float32 product of position and frequency, as
-    transformers computes it and as the checkpoints were trained."""
+    transformers computes it and as the checkpoints were trained. ``interleaved``: as in
+    Ops.rope."""
 
     inv_freq: torch.Tensor
+    interleaved: bool = False
 
 
-def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
+def read_rope(config: dict[str, Any], head_dim: int, interleaved: bool = False) -> Rope:
     """The rope that ``config`` describes, in transformers' old keys (rope_theta, rope_scaling) or
     new one (rope_parameters). ``rope_freq_factors``, from a GGUF file, divides the frequencies.
 
@@ -56,7 +58,7 @@ def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
         numbers = dict(enumerate(factors))
         factors = [_positive(numbers, index, "rope_freq_factors entry") for index in numbers]
         inv_freq /= torch.tensor(factors, dtype=torch.float32)
-    return Rope(inv_freq)
+    return Rope(inv_freq, interleaved)
 
 
 def _parameters(config: dict[str, Any]) -> dict[str, Any]:
@@ -85,10 +87,12 @@ def _llama3(inv_freq: torch.Tensor, parameters: dict[str, Any], length: float) -
     factor = _positive(parameters, "factor")
     low = _positive(parameters, "low_freq_factor")
     high = _positive(parameters, "high_freq_factor")
-    if high <= low:
-        raise ValueError(f"rope high_freq_factor {high} must be above low_freq_factor {low}")
+    if high < low:
+        raise ValueError(f"rope high_freq_factor {high} must not be below low_freq_factor {low}")
     wavelength = 2 * math.pi / inv_freq
-    smooth = ((length / wavelength - low) / (high - low)).clamp(0.0, 1.0)
     scaled = inv_freq / factor
+    if high == low:  # Llama 4 Scout: nothing lies between
+        return torch.where(wavelength > length / low, scaled, inv_freq)
+    smooth = ((length / wavelength - low) / (high - low)).clamp(0.0, 1.0)
     between = (1 - smooth) * scaled + smooth * inv_freq
     return torch.where(smooth >= 1, inv_freq, torch.where(smooth <= 0, scaled, between))

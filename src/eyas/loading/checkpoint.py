@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from eyas.loading import gguf_config, name_map
+from eyas.loading.fused_experts import split_fused_experts
 from eyas.loading.gguf import GGUFFile
 from eyas.loading.gguf_tokenizer import read_tokenizer
 from eyas.loading.mapped import MappedTensor
+from eyas.loading.multimodal import text_part
 from eyas.loading.safetensors import read_directory, read_json
 from eyas.loading.weights import CheckpointWeights
 from eyas.tokenizer import Tokenizer
@@ -47,8 +49,8 @@ def open_checkpoint(model: str, *, revision: str | None = None) -> Checkpoint:
         tensors = _gguf_tensors(source, config)
         where = str(source.path)
     else:
-        config = _read_config(source)
-        tensors = read_directory(source)
+        config, tensors = text_part(_read_config(source), read_directory(source))
+        tensors = split_fused_experts(tensors)
         where = str(source)
     tied = bool(config.get("tie_word_embeddings", False))
     return Checkpoint(model, config, CheckpointWeights(tensors, where, tied), source)

@@ -1,7 +1,7 @@
 """Tensors in memory-mapped files, whatever the container."""
 
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,9 @@ class MappedTensor:
     file: MappedFile
     offset: int
     rope_heads: int | None = None
+
+    def renamed(self, name: str) -> "MappedTensor":
+        return replace(self, name=name)
 
     @property
     def num_rows(self) -> int:

@@ -1,7 +1,7 @@
 """Quantising a float checkpoint as it loads, and keeping the result for the next time.
 
 Scheme "q8": every matrix as q8_0. "q4": as q4_1, but the embedding and the output head as q8_0.
-Matrices whose rows aren't in whole groups of 32, norms and biases stay as they are stored. Blocks
+Matrices whose rows aren't in whole groups of 32, routers, norms and biases stay as stored. Blocks
 are those of ``gguf.quants.quantize``, bit for bit.
 """
 
@@ -27,6 +27,7 @@ Scheme = Literal["q8", "q4"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 _FORMATS = {"q8": "q8_0", "q4": "q4_1"}
 _SENSITIVE = (EMBEDDING, HEAD)  # q8_0 in every scheme
+_ROUTER = ".router.weight"  # small, and a wrong expert is no rounding error
 _CHUNK_BYTES = 4 << 20  # of float32 rows in memory at once
 
 
@@ -162,6 +163,8 @@ def _choose_formats(source: CheckpointWeights, scheme: Scheme) -> dict[str, str]
                 f"{tensor.format}): leave quantization out, or give the float checkpoint"
             )
         if len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
+            continue
+        if tensor.name.endswith(_ROUTER):
             continue
         if tensor.shape[0] == 0 or tensor.shape[1] == 0 or tensor.shape[1] % _core.GROUP:
             left += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from eyas.kv_spec import KVGroupSpec
-from eyas.layers.attention import AttentionPlace
+from eyas.layers.attention import AttentionPlace, AttentionTemperature
 from eyas.layers.embedding import Embedding, load_embedding_and_head
 from eyas.layers.layer import Layer, LayerSpec
 from eyas.layers.linear import Linear
@@ -34,10 +34,12 @@ class DecoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class _PlacedLayer:
-    """A layer, its rope, and its place in the KV: layer ``index`` of group ``group``."""
+    """A layer, its rope and temperature, and its place in the KV: layer ``index`` of group
+    ``group``."""
 
     layer: Layer
     rope: Rope | None
+    temperature: AttentionTemperature | None
     group: int
     index: int
 
@@ -62,21 +64,26 @@ class Decoder:
         self._ops = ops
         self._embedding = embedding
         self._layers = tuple(layers)
+        self._temperatures = tuple(
+            dict.fromkeys(p.temperature for p in layers if p.temperature is not None)
+        )
         self._final_norm = final_norm
         self._forward = ops.compile(self._run)
         self._logits = ops.compile(head)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[KVCache]) -> Array:
         """See Model.forward."""
-        return self._forward(batch.token_ids_T, batch.positions_T, *batch.plans, *kv)
+        scales = [temperature.factors(batch.positions_T) for temperature in self._temperatures]
+        return self._forward(batch.token_ids_T, batch.positions_T, *scales, *batch.plans, *kv)
 
     def logits(self, hidden_RH: Array) -> Array:
         """See Model.logits."""
         return self._logits(hidden_RH)
 
-    def _run(self, ids_T: Value, positions_T: Value, *plans_and_kv: Handle) -> Value:
-        count = len(self.groups)
-        plans, kv = plans_and_kv[:count], plans_and_kv[count:]
+    def _run(self, ids_T: Value, positions_T: Value, *inputs: Handle) -> Value:
+        num_scales, num_groups = len(self._temperatures), len(self.groups)
+        plans, kv = inputs[num_scales:-num_groups], inputs[-num_groups:]
+        scales = dict(zip(self._temperatures, inputs[:num_scales], strict=True))
         ropes = dict.fromkeys(placed.rope for placed in self._layers if placed.rope is not None)
         angles = {rope: self._ops.angles(rope.inv_freq, positions_T) for rope in ropes}
         x_TH = self._embedding(ids_T)
@@ -86,6 +93,7 @@ class Decoder:
                 kv=kv[placed.group],
                 layer=placed.index,
                 angles=None if placed.rope is None else angles[placed.rope],
+                query_scale=None if placed.temperature is None else scales[placed.temperature],
             )
             x_TH = placed.layer(x_TH, place)
         return self._final_norm(x_TH)
@@ -103,6 +111,7 @@ def build_decoder(spec: DecoderSpec, weights: Weights, ops: Ops, owner: str) -> 
         _PlacedLayer(
             layer=layer.build(source, f"model.layers.{number}", spec.hidden_size),
             rope=layer.attention.rope,
+            temperature=layer.attention.temperature,
             group=order.index(kinds[number]),
             index=kinds[:number].count(kinds[number]),
         )

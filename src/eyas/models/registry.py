@@ -1,4 +1,4 @@
-"""Finding a model's file: its name is the config's ``model_type``."""
+"""Finding a model's file: its name is the config's ``model_type``, or its alias."""
 
 import pkgutil
 from importlib import import_module
@@ -9,6 +9,8 @@ import eyas.models
 from eyas.models.base import Model, ModelLoader
 from eyas.ops.base import Ops
 from eyas.tensors import Weights
+
+_ALIASES = {"llama4_text": "llama4"}
 
 
 def load_model(config: dict[str, Any], weights: Weights, ops: Ops, owner: str) -> Model:
@@ -29,12 +31,12 @@ def load_model(config: dict[str, Any], weights: Weights, ops: Ops, owner: str) -
 def available_models() -> list[str]:
     """Every model_type that has a file here, sorted."""
     names = sorted(module.name for module in pkgutil.iter_modules(eyas.models.__path__))
-    return [name for name in names if _find_loader(name) is not None]
+    return sorted([*_ALIASES, *(name for name in names if _find_loader(name) is not None)])
 
 
 def _find_loader(model_type: str) -> ModelLoader | None:
     """The ``load`` of the file; None if there is no such file, or it isn't a model's."""
-    name = f"eyas.models.{model_type}"
+    name = f"eyas.models.{_ALIASES.get(model_type, model_type)}"
     if not model_type.isidentifier() or find_spec(name) is None:
         return None
     loader = getattr(import_module(name), "load", None)

@@ -95,7 +95,7 @@ def test_frequency_factors_divide_the_frequencies() -> None:
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, "rope factor None"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope factor -1"),
-        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, "high_freq_factor"),
         ({"rope_theta": 0}, "rope_theta 0"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5"),
         ({"rope_scaling": {"partial_rotary_factor": 0.25}}, r"partial_rotary_factor 0\.25"),

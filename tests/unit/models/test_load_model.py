@@ -21,13 +21,17 @@ def models() -> dict[str, Any]:
 
 
 def test_the_models_are_found_by_their_files() -> None:
-    assert {"llama", "mistral", "qwen2", "qwen3"} <= set(available_models())
+    assert {"llama", "llama4", "llama4_text", "mistral", "qwen2", "qwen3"} <= set(
+        available_models()
+    )
     assert not {"base", "registry", "decoder"} & set(available_models())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "base", "registry", "../llama", "llama.load", None, 3])
 def test_an_unknown_model_type_is_refused(name: object) -> None:
-    with pytest.raises(ValueError, match=r"model_type .* is not supported: llama, mistral, qwen2"):
+    with pytest.raises(
+        ValueError, match=r"model_type .* is not supported: llama, llama4, .*mistral, qwen2"
+    ):
         load_model({"model_type": name}, InMemoryWeights({}), NativeOps(), "target")
 
 
