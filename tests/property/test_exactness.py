@@ -20,6 +20,15 @@ from eyas.engine.output import CompletionOutput
 from eyas.sampling.params import SamplingParams
 
 MAX_LEN = 72
+LLAMA4 = (
+    ("intermediate_size", 24),
+    ("intermediate_size_mlp", 40),
+    ("num_local_experts", 4),
+    ("num_hidden_layers", 3),
+    ("no_rope_layer_interval", 2),
+    ("floor_scale", 8),
+    ("attn_scale", 0.3),
+)
 MODELS: tuple[tuple[str, int, tuple[tuple[str, Any], ...]], ...] = (
     ("llama", 0, ()),
     ("llama", 1, (("num_attention_heads", 3), ("num_key_value_heads", 1), ("head_dim", 16))),
@@ -35,6 +44,8 @@ MODELS: tuple[tuple[str, int, tuple[tuple[str, Any], ...]], ...] = (
             ("num_hidden_layers", 3),
         ),
     ),
+    ("llama4_text", 5, (*LLAMA4, ("attention_chunk_size", 16), ("num_experts_per_tok", 2))),
+    ("llama4_text", 6, (*LLAMA4, ("attention_chunk_size", None), ("interleave_moe_layer_step", 2))),
 )
 DRAFTERS = ("ngram", "suffix", "model", "itself", "right", "wrong", "random")
 
@@ -123,7 +134,10 @@ def drafter_factory(
         return lambda target, ops: suffix.SuffixDrafter(options)
     if kind in ("model", "itself"):
         model_type, model_seed, overrides = spec
-        if kind == "model":
+        if kind == "model" and model_type == "llama4_text":  # in chunks if the target isn't
+            chunk = None if dict(overrides)["attention_chunk_size"] else 16
+            model_seed, overrides = model_seed + 10, (*LLAMA4, ("attention_chunk_size", chunk))
+        elif kind == "model":
             model_type, model_seed, overrides = "llama", model_seed + 10, ()
         draft, _ = tiny_target(model_type, model_seed, overrides, "draft")
         return lambda target, ops: ModelDrafter(draft, ops, "exact")
@@ -147,12 +161,14 @@ def check(spec: Any, batch: Any, kind: str, data: st.DataObject) -> None:
         continued = [*prompt, *output.outputs[0].token_ids]
         if len(continued) > len(scripts.get(key, ())):
             scripts[key] = continued
-    block_size = data.draw(st.sampled_from([1, 3, 8, 16, 200]), "block_size")
     max_drafts = data.draw(st.integers(1, 8), "K")
     num_seqs = data.draw(st.integers(1, 4), "max_num_seqs")
     make_drafter = drafter_factory(kind, 5, scripts, model[0].vocab_size, spec)
     tight = data.draw(st.booleans(), "tight")
-    num_groups = len(model[0].groups) + len(make_drafter(*threaded).needs.kv_groups)
+    groups = [*model[0].groups, *make_drafter(*threaded).needs.kv_groups]
+    fits = [1, 8, 16] if any(group.kv.chunk for group in groups) else [1, 3, 8, 16, 200]
+    block_size = data.draw(st.sampled_from(fits), "block_size")
+    num_groups = len(groups)
     one = -(-(MAX_LEN + max_drafts) // block_size)
     engine = make_engine(
         *threaded,
@@ -208,7 +224,7 @@ def test_output_is_that_of_plain_decoding_alone_longer(kind, spec, batch, data) 
 
 
 @pytest.mark.parametrize("kind", ["model", "random"])
-@pytest.mark.parametrize("spec", [MODELS[0], MODELS[4]])
+@pytest.mark.parametrize("spec", [MODELS[0], *MODELS[4:]])
 def test_under_preemption_and_cache_hits(kind, spec) -> None:
     """A case of which it is known that it preempts, hits the cache, and rejects drafts."""
     model = tiny_target(*spec)
