@@ -255,7 +255,7 @@ def test_under_preemption_and_cache_hits(kind, spec) -> None:
         max_num_seqs=4,
         max_num_batched_tokens=40,
         block_size=8,
-        num_blocks=(18,) * num_groups,
+        num_blocks=(15,) * num_groups,
     )
     actual = run(engine, requests, params, arrivals=[0, 4, 8, 12, 16])
     assert_same(expected, actual)
