@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*)
 RUNTIME := $(VENV)/.runtime
 DEV := $(VENV)/.dev
 
-.PHONY: venv demo test test-all check bench clean
+.PHONY: venv demo demo-llama4 test test-all check bench clean
 .DEFAULT_GOAL := demo
 
 venv: $(RUNTIME)
@@ -36,6 +36,17 @@ $(DEV): $(RUNTIME)
 
 demo: $(RUNTIME)
 	@$(BIN)/eyas demo
+
+# A Llama 4 of the demo model's weights: 1.6 GB, made once.
+LLAMA4 := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/eyas/demo-llama4
+
+$(LLAMA4)/config.json: tools/upcycle_llama4.py | $(RUNTIME)
+	@echo "demo-llama4: making $(LLAMA4) (half a minute)"
+	@$(BIN)/python tools/upcycle_llama4.py demo $(LLAMA4) --overwrite
+
+demo-llama4: $(LLAMA4)/config.json
+	@$(BIN)/python examples/offline_inference/spec_decode.py --method ngram --num_spec_tokens 7 \
+		--num_prompts 8 --model_dir $(LLAMA4) --tp 1
 
 test: $(DEV)
 	@echo "test: pytest, without the long suites"

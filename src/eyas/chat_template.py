@@ -21,7 +21,7 @@ class ChatTemplate:
     """One template; parsed at its first use. ``render`` may be called often."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self.text = text
         self._parsed: jinja2.Template | None = None
 
     def render(
@@ -52,7 +52,7 @@ class ChatTemplate:
         }
         try:
             if self._parsed is None:
-                self._parsed = _environment().from_string(self._text)
+                self._parsed = _environment().from_string(self.text)
             text = self._parsed.render(values)
         except Exception as error:  # a template can fail in any way that Python can
             reason = " ".join(str(error).split()) or type(error).__name__

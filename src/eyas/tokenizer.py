@@ -84,6 +84,21 @@ class Tokenizer:
             template_tokens=tokens,
         )
 
+    def save(self, directory: Path) -> None:
+        """Writes the files that ``from_directory`` reads."""
+        self._backend.save(str(directory / "tokenizer.json"))
+        settings: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **self._template_tokens,
+        }
+        if self._template is not None:
+            settings["chat_template"] = self._template.text
+        ends = {"eos_token_id": list(self.eos_token_ids)}
+        for name, content in (("tokenizer_config", settings), ("generation_config", ends)):
+            text = json.dumps(content, indent=1, ensure_ascii=False)
+            (directory / f"{name}.json").write_text(text, encoding="utf-8")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; ``add_special_tokens`` adds what the model's files put around a
         text (often BOS). Special tokens written out in the text become their ids."""
