@@ -44,6 +44,16 @@ class KVGroupSpec:
     def bytes_per_token(self, element_size: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_size
 
+    def max_blocks(self, step: int, block_size: int) -> int | None:
+        """The most blocks that hold what a request sees and ``step`` positions beyond what is
+        committed, wherever that ends (None: as many as there are)."""
+        if self.reach is None:
+            return None
+        span = self.reach - 1 + step
+        if self.chunk is not None:  # it begins at a block's edge
+            return -(-span // block_size)
+        return (span + block_size - 2) // block_size + 1
+
     def first_needed(self, length: int) -> int:
         """The first position that a query at position ``length`` or later can still see."""
         if self.chunk is not None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from toy_executor import VOCAB, ExecutorFailure, ToyExecutor, greedy
+from toy_executor import VOCAB, ExecutorFailure, ToyExecutor, first_seen, greedy
 
 from eyas.engine.kv_manager import KVManager
 from eyas.engine.request import Request, RequestStatus
@@ -21,8 +21,8 @@ from eyas.sampling.rules import SamplingRules
 BASES = [random.Random(seed).choices(range(VOCAB), k=64) for seed in range(3)]
 
 
-def group(owner, window=None):
-    return KVGroupSpec(owner, num_layers=1, num_kv_heads=1, head_dim=1, window=window)
+def group(owner, window=None, chunk=None, needs_next_token=False):
+    return KVGroupSpec(owner, 1, 1, 1, window, chunk, needs_next_token)
 
 
 def make_request(name, prompt, max_tokens, max_drafts=0, max_model_len=64, prompt_logprobs=None):
@@ -49,11 +49,19 @@ class Setup:
 
 @st.composite
 def setups(draw):
-    windows = st.one_of(st.none(), st.integers(1, 20))
-    targets = draw(st.lists(windows, min_size=1, max_size=2))
-    drafts = draw(st.lists(windows, max_size=2))
-    groups = tuple([group("target", w) for w in targets] + [group("draft", w) for w in drafts])
-    block_size = draw(st.integers(1, 16))
+    block_size = draw(st.integers(1, 3) | st.integers(1, 16))
+    reaches = st.one_of(
+        st.just((None, None)),
+        st.tuples(st.integers(1, 20), st.none()),
+        st.tuples(st.none(), st.integers(1, 5).map(lambda n: n * block_size)),
+    )
+    targets = draw(st.lists(reaches, min_size=1, max_size=3))
+    drafts = draw(st.lists(reaches, max_size=2))
+    shift = draw(st.booleans())
+    groups = (
+        *(group("target", *reach) for reach in targets),
+        *(group("draft", *reach, shift) for reach in drafts),
+    )
     max_model_len = draw(st.integers(8, 48))
     enough = -(-max_model_len // block_size)
     num_blocks = tuple(draw(st.integers((enough + 1) // 2, 2 * enough + 2)) for _ in groups)
@@ -73,12 +81,35 @@ class Harness:
         self.kv = KVManager(setup.groups, setup.num_blocks, setup.block_size, setup.caching)
         self.scheduler = Scheduler(setup.options, self.kv)
         self.executor = ToyExecutor(self.kv, random.Random(seed), accuracy)
+        self._find_hit, self.kv.find_hit = self.kv.find_hit, self.find_hit
+        self.num_hits = 0
         self.stop_tokens = {}
         self.plans = []
+        self.ends = {}
 
     def add(self, request, stop_token=None):
         self.scheduler.add(request)
         self.stop_tokens[request.request_id] = stop_token
+
+    def find_hit(self, request):
+        """The manager's answer, after a comparison with what published blocks really hold: a hit is
+        the longest one whose next token finds all that it sees, in every group."""
+        size, hit = self.kv.block_size, self._find_hit(request)
+        tokens = list(request.tokens(0, request.num_tokens))
+        expected = 0
+        if self.setup.caching and request.rules.prompt_logprobs is None:
+            expected = max(
+                length
+                for length in range(0, request.num_tokens, size)
+                if all(
+                    self.executor.is_published(index, tokens, length)
+                    for index, group in enumerate(self.kv.groups)
+                    if group.owner == "target" or request.max_drafts > 0
+                )
+            )
+        assert hit == expected
+        self.num_hits += hit > 0
+        return hit
 
     def decide(self, request, verdict):
         for count, token in enumerate(verdict.tokens, start=1):
@@ -101,6 +132,7 @@ class Harness:
         plan = self.scheduler.schedule()
         self.plans.append(plan)
         self.check_plan(plan, drafts)
+        self.check_tables(plan)
         if self.scheduler.num_preemptions > num_preemptions:
             assert not plan.new, "a step that lacks blocks starts a request"
         try:
@@ -139,6 +171,31 @@ class Harness:
                 assert work.max_drafts == 0
             elif end + 2 + request.max_drafts <= options.max_model_len:
                 assert work.max_drafts == request.max_drafts
+
+    def check_tables(self, plan):
+        """A table begins with what its request's next token sees, and ends with the furthest step;
+        one with a window or chunk holds no more than that and the step in flight."""
+        size, options = self.kv.block_size, self.setup.options
+        for work, request in zip(plan.work, self.scheduler.running, strict=True):
+            if any(new.request_id == work.request_id for new in plan.new):
+                self.ends[work.request_id] = 0
+            end = self.ends[work.request_id] = max(
+                self.ends[work.request_id], work.start + work.num_tokens
+            )
+            for group, table in zip(self.kv.groups, work.tables, strict=True):
+                if not self.kv.uses(request, group):
+                    assert table.blocks == ()
+                    continue
+                step = options.max_num_batched_tokens
+                if group.owner == "target":
+                    assert table.first == first_seen(group, work.start) // size
+                    assert table.first + len(table.blocks) == -(-end // size)
+                else:
+                    step += request.max_drafts
+                if group.chunk is not None:
+                    assert len(table.blocks) * size < group.chunk - 1 + step + size
+                elif group.window is not None:
+                    assert len(table.blocks) * size <= group.window - 1 + step + 2 * (size - 1)
 
     def check(self):
         self.kv.check_integrity(self.scheduler.requests)
@@ -338,3 +395,19 @@ def test_outputs_are_the_same_alone_and_together():
     assert harness.kv.num_hit_tokens > 0
     for request in requests:
         assert request.output_token_ids == greedy(request.prompt_token_ids, 10)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("reach", [(None, None), (7, None), (None, 8)])
+def test_a_block_is_shared_only_under_the_next_token_that_its_kv_follows_from(block_size, reach):
+    """Two prompts equal up to a block edge, different after it."""
+    groups = (group("target"), group("draft", *reach, needs_next_token=True))
+    options = SchedulerOptions(1, 64, 64)
+    common = BASES[0][:12]
+    for first, second, hit in ((0, 1, 12 - block_size), (0, 0, 12)):
+        harness = Harness(Setup(groups, (64, 64), block_size, True, options))
+        for name, token in (("a", first), ("b", second)):
+            request = make_request(name, [*common, token], 8, max_drafts=3)
+            harness.add(request)
+            harness.drain()
+        assert request.num_cached_tokens == hit

@@ -3,7 +3,8 @@
 The toy model's next token is a pure function of all tokens before it, so what any request must
 output is known without an engine. Every read checks that the slot holds the content for exactly
 the reader's prefix, and every write that the block is private: wrong sharing, early frees and
-overwrites show up at once, in whatever batch they happen.
+overwrites show up at once, in whatever batch they happen. In a group that needs the next token,
+as an EAGLE draft's does, a slot's content depends on the token after it too.
 """
 
 import random
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.engine.kv_manager import KVManager
+from eyas.kv_spec import KVGroupSpec
 from eyas.types import BlockTable, RequestWork, StepPlan, StepResult, Verdict
 
 VOCAB = 3
@@ -23,6 +25,13 @@ def prefix_hashes(tokens):
         value = hash((value, token))
         hashes.append(value)
     return hashes
+
+
+def first_seen(group: KVGroupSpec, position: int) -> int:
+    """The first position that a query at ``position`` sees, by the definition of the mask."""
+    if group.chunk is not None:
+        return max(j for j in range(position + 1) if j % group.chunk == 0)
+    return 0 if group.window is None else max(0, position - group.window + 1)
 
 
 def next_token(tokens):
@@ -60,7 +69,10 @@ class ToyExecutor:
         self.states: dict[str, _State] = {}
         self.failed = False  # after a failed step the scheduler can't know what was processed
         self.fail_requests: set[str] = set()
-        self.has_draft_kv = any(group.owner == "draft" for group in kv.groups)
+        draft_groups = [group for group in kv.groups if group.owner == "draft"]
+        self.has_draft_kv = bool(draft_groups)
+        # All of a draft's layers do, or none does.
+        (self.shift,) = {group.needs_next_token for group in draft_groups} or {False}
 
     def execute(self, plan: StepPlan, fail: Literal["", "early", "late"] = "") -> StepResult:
         """``fail``: raise before anything is done, or when the target's keys are written."""
@@ -115,20 +127,27 @@ class ToyExecutor:
         return Verdict(work.request_id, tuple(new), max(len(new) - 1, 0), (), (), drafts, length)
 
     def _draft(self, work: RequestWork, state: _State, known: int) -> tuple[int, ...]:
-        """Catches the draft's KV up, then proposes; the last proposed token gets no KV."""
-        tokens, start = state.tokens[:known], state.draft_length
-        self._write(work.tables, "draft", tokens, start)
-        self._read(work.tables, "draft", tokens, start)
-        state.draft_length = known
+        """Catches the draft's KV up, then proposes; the last proposed token gets no KV, and where
+        the next token is needed the one before it neither."""
+        tokens = state.tokens[:known]
+        # In a prefill chunk that doesn't end the prompt, the next token is known too.
+        if self.shift and known < len(state.tokens):
+            tokens.append(state.tokens[known])
+        length = len(tokens) - self.shift
+        if length > state.draft_length:
+            self._write(work.tables, "draft", tokens, state.draft_length)
+            self._read(work.tables, "draft", tokens, state.draft_length)
+            state.draft_length = length
         count = self.rng.choice((0, work.max_drafts, self.rng.randint(0, work.max_drafts)))
         for index in range(count):
             if index:
-                self._write(work.tables, "draft", tokens, len(tokens) - 1)
-                self._read(work.tables, "draft", tokens, len(tokens) - 1)
+                last = len(tokens) - 1 - self.shift
+                self._write(work.tables, "draft", tokens, last)
+                self._read(work.tables, "draft", tokens, last)
             right = next_token(tokens)
             wrong = (right + self.rng.randint(1, VOCAB - 1)) % VOCAB
             tokens.append(right if self.rng.random() < self.accuracy else wrong)
-        return tuple(tokens[known:])
+        return tuple(tokens[len(tokens) - count :])
 
     def _tables(self, tables: tuple[BlockTable, ...], owner: str):
         assert len(tables) == len(self.kv.groups)
@@ -143,26 +162,43 @@ class ToyExecutor:
         )
         return table.blocks[block - table.first], offset
 
+    def _contents(self, index: int, group: KVGroupSpec, tokens: list[int]) -> list[object]:
+        """What the group's KV at each position that ``tokens`` determine must be."""
+        hashes = prefix_hashes(tokens)[group.needs_next_token :]
+        return [(group.owner, index, value) for value in hashes]
+
     def _write(self, tables, owner: str, tokens: list[int], start: int) -> None:
-        hashes = prefix_hashes(tokens)
-        for index, _, table in self._tables(tables, owner):
-            for position in range(start, len(tokens)):
+        for index, group, table in self._tables(tables, owner):
+            contents = self._contents(index, group, tokens)
+            for position in range(start, len(contents)):
                 block, offset = self._locate(table, position)
                 assert self.kv.pools[index].hash_of(block) is None, "a published block is written"
                 assert not self.kv.pools[index].is_free(block), "a free block is written"
-                self.slots[index][block][offset] = (owner, index, hashes[position])
+                self.slots[index][block][offset] = contents[position]
 
     def _read(self, tables, owner: str, tokens: list[int], start: int) -> None:
-        hashes = prefix_hashes(tokens)
         for index, group, table in self._tables(tables, owner):
-            # A query sees itself and, with a window W, the W - 1 positions before it.
-            window = group.window or len(tokens)
-            for position in range(max(start - window + 1, 0), len(tokens)):
+            contents = self._contents(index, group, tokens)
+            # The first query sees furthest back.
+            for position in range(first_seen(group, start), len(contents)):
                 block, offset = self._locate(table, position)
                 found = self.slots[index][block][offset]
-                assert found == (owner, index, hashes[position]), (
-                    f"group {index}: position {position} of {len(tokens)} holds {found}"
+                assert found == contents[position], (
+                    f"group {index}: position {position} of {len(contents)} holds {found}"
                 )
+
+    def is_published(self, index: int, tokens: list[int], length: int) -> bool:
+        """Whether published blocks of a group hold all that the token at ``length`` sees before
+        it."""
+        group, pool, size = self.kv.groups[index], self.kv.pools[index], self.kv.block_size
+        held = {
+            tuple(content)
+            for block, content in enumerate(self.slots[index])
+            if pool.hash_of(block) is not None
+        }
+        contents = self._contents(index, group, tokens)
+        start = first_seen(group, length) // size * size
+        return all(tuple(contents[i : i + size]) in held for i in range(start, length, size))
 
     def poison(self) -> None:
         """Ruins every block that is neither in use nor published."""

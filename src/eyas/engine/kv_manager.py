@@ -81,11 +81,8 @@ class KVManager:
         """The most blocks of ``group`` that a request holds while it grows to ``length`` positions,
         at most ``step`` of them beyond the committed ones at any time."""
         blocks = self._blocks_for(length)
-        if group.reach is None:
-            return blocks
-        # The span from the first position seen to the step's last, at its worst alignment.
-        span = group.reach - 1 + step
-        return min(blocks, (span + self.block_size - 2) // self.block_size + 1)
+        most = group.max_blocks(step, self.block_size)
+        return blocks if most is None else min(blocks, most)
 
     def find_hit(self, request: Request) -> int:
         """How many leading tokens the cache can serve in every group that ``request`` uses.

@@ -30,16 +30,16 @@ class KVDemand:
         Another group gets what one request needs in the worst step, and in proportion to the full
         blocks what further requests keep between steps: one step's tokens are shared by all.
         """
-        one = self.full_blocks()
+        one, limits = self.full_blocks(), self.limits
+        step = min(limits.max_num_batched_tokens, limits.max_model_len) + self.max_drafts
         counts = []
         for group in self.groups:
-            if group.reach is None:
+            first = group.max_blocks(step, self.block_size)
+            further = group.max_blocks(1 + self.max_drafts, self.block_size)
+            if first is None or further is None:
                 counts.append(full_blocks)
                 continue
-            limits = self.limits
-            step = min(limits.max_num_batched_tokens, limits.max_model_len) + self.max_drafts
-            first = min(self._span_blocks(group.reach - 1 + step), one)
-            further = min(self._span_blocks(group.reach + self.max_drafts), one)
+            first, further = min(first, one), min(further, one)
             counts.append(min(first + -(-(full_blocks - one) * further // one), full_blocks))
         return tuple(counts)
 
@@ -48,10 +48,6 @@ class KVDemand:
             count * self.block_size * group.bytes_per_token(self.element_size)
             for group, count in zip(self.groups, self.num_blocks(full_blocks), strict=True)
         )
-
-    def _span_blocks(self, span: int) -> int:
-        """The most blocks that ``span`` neighbouring positions touch, wherever they begin."""
-        return (span + self.block_size - 2) // self.block_size + 1
 
 
 def size_kv(

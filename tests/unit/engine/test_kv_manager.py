@@ -8,8 +8,8 @@ from eyas.kv_spec import KVGroupSpec
 from eyas.sampling.rules import SamplingRules
 
 
-def group(owner, window=None):
-    return KVGroupSpec(owner, num_layers=1, num_kv_heads=1, head_dim=1, window=window)
+def group(owner, window=None, chunk=None, needs_next_token=False):
+    return KVGroupSpec(owner, 1, 1, 1, window, chunk, needs_next_token)
 
 
 def make_request(name, tokens, max_drafts=0, prompt_logprobs=None):
@@ -249,6 +249,23 @@ def test_max_blocks_is_the_brute_force_maximum(block_size, window, step):
         touched = [*seen, *range(committed, min(committed + step, length))]
         brute = max(brute, len({position // block_size for position in touched}))
     assert kv.max_blocks(kv.groups[0], length, step) == brute
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("blocks_in_chunk", [1, 2, 5, 50])
+@pytest.mark.parametrize("step", [1, 2, 7, 16, 40])
+def test_max_blocks_of_a_chunk_is_the_brute_force_maximum(block_size, blocks_in_chunk, step):
+    chunk = blocks_in_chunk * block_size
+    kv = make_kv(group("target", chunk=chunk), block_size=block_size)
+    length = 360
+    brute = 0
+    for committed in range(length):
+        last = min(committed + step, length) - 1
+        touched = [j for j in range(last + 1) if j // chunk >= committed // chunk]
+        brute = max(brute, len({position // block_size for position in touched}))
+    assert kv.max_blocks(kv.groups[0], length, step) == brute
+    # No more than one chunk and the step in flight.
+    assert brute * block_size < chunk - 1 + step + block_size
 
 
 def test_block_hashes_tell_parents_and_tokens_apart():
