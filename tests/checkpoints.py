@@ -110,20 +110,26 @@ def save_tiny_gguf(
     arch: str = "llama",
     **config_overrides: Any,
 ) -> Path:
-    """Saves the model that ``save_tiny_hf`` would save as a GGUF file (arch llama, qwen2, qwen3).
+    """Saves the model that ``save_tiny_hf`` would save as a GGUF file (arch llama, llama4, qwen2,
+    qwen3), with what llama.cpp takes for granted left out.
 
     ``quant`` is the type of the 2-D weights (F32, F16, BF16, Q8_0, Q4_1, ...); a block type needs
     input sizes in whole blocks, for instance hidden_size=64, intermediate_size=96,
     num_attention_heads=8.
     """
-    model = tiny_model(arch, seed, **config_overrides)
-    config = model.config
+    gating = config_overrides.pop("gating", 2)
+    model = tiny_model("llama4_text" if arch == "llama4" else arch, seed, **config_overrides)
+    config, state = model.config, model.state_dict()
     path = _new_path(tmp_path, f"{arch}-{seed}-{quant.lower()}", ".gguf")
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if arch == "llama4":
+        _add_llama4(writer, config, gating)
+        state = _unfuse_experts(state)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
@@ -136,7 +142,7 @@ def save_tiny_gguf(
     kind = gguf.GGMLQuantizationType[quant]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, parameter in model.state_dict().items():
+    for name, parameter in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -145,7 +151,7 @@ def save_tiny_gguf(
         projection = name.split(".")[-2]
         if arch == "llama" and projection in heads:
             values = interleave_rope(values, heads[projection])
-        if values.ndim == 1:
+        if values.ndim == 1 or projection == "router":
             writer.add_tensor(stored, values)
         else:
             writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -154,6 +160,36 @@ def save_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_llama4(writer: gguf.GGUFWriter, config: Any, gating: int) -> None:
+    writer.add_feed_forward_length(config.intermediate_size_mlp)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType(gating))
+    if config.moe_layers:
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+    if config.attention_chunk_size != 8192:
+        writer.add_sliding_window(config.attention_chunk_size or 0)
+    if config.floor_scale != 8192:
+        writer.add_attn_temperature_length(config.floor_scale)
+        writer.add_attn_temperature_scale(config.attn_scale)
+
+
+def _unfuse_experts(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each expert's matrices as those of linear layers, gate and up apart."""
+    result = {}
+    for name, value in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = value.mT.chunk(2, dim=1)
+            result[name.replace("gate_up_proj", "gate_proj.weight")] = gate.contiguous()
+            result[name.replace("gate_up_proj", "up_proj.weight")] = up.contiguous()
+        elif name.endswith("experts.down_proj"):
+            result[f"{name}.weight"] = value.mT.contiguous()
+        else:
+            result[name] = value
+    return result
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:

@@ -50,10 +50,10 @@ def open_checkpoint(model: str, *, revision: str | None = None) -> Checkpoint:
         where = str(source.path)
     else:
         config, tensors = text_part(_read_config(source), read_directory(source))
-        tensors = split_fused_experts(tensors)
         where = str(source)
     tied = bool(config.get("tie_word_embeddings", False))
-    return Checkpoint(model, config, CheckpointWeights(tensors, where, tied), source)
+    weights = CheckpointWeights(split_fused_experts(tensors), where, tied)
+    return Checkpoint(model, config, weights, source)
 
 
 def load_tokenizer(model: str | Checkpoint, *, revision: str | None = None) -> Tokenizer:
@@ -138,12 +138,13 @@ def _read_config(directory: Path) -> dict[str, Any]:
 def _gguf_tensors(file: GGUFFile, config: dict[str, Any]) -> list[MappedTensor]:
     """The file's tensors under Hugging Face names, without those that went into the config."""
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
-    permuted = file.string("general.architecture") == "llama"
+    arch = file.string("general.architecture")
+    permuted = arch == "llama"
     tensors = []
     for entry in file.tensors.values():
         if entry.name == name_map.ROPE_FREQS:
             continue
-        name = name_map.hugging_face_name(entry.name)
+        name = name_map.hugging_face_name(entry.name, arch)
         projection = name_map.rope_projection(name) if permuted else None
         rope_heads = None if projection is None else heads[projection]
         if rope_heads is not None and entry.shape[0] != rope_heads * config["head_dim"]:

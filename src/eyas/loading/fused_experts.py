@@ -1,7 +1,9 @@
 """Experts that a checkpoint keeps in one tensor, as the matrices of each.
 
-Llama 4 keeps ``experts.gate_up_proj`` [E, H, 2 I], gate first, and ``experts.down_proj`` [E, I, H],
-with the inputs along the rows, while a linear layer's weight has them along the columns.
+Llama 4's safetensors keep ``experts.gate_up_proj`` [E, H, 2 I], gate first, and
+``experts.down_proj`` [E, I, H], with the inputs along the rows, while a linear layer's weight has
+them along the columns. GGUF files keep ``experts.gate_proj.weight``, ``up_proj`` [E, I, H] and
+``down_proj`` [E, H, I], each expert's matrix as a linear layer has it.
 """
 
 import re
@@ -15,6 +17,7 @@ from eyas.loading import quant
 from eyas.loading.mapped import MappedTensor
 
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_STACKED = re.compile(r"(.*\.experts)\.((?:gate|up|down)_proj\.weight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ def split_fused_experts(tensors: list[MappedTensor]) -> list[MappedTensor]:
     or ``down_proj`` [H, I], of every expert."""
     split: list[MappedTensor] = []
     for tensor in tensors:
+        stacked = _STACKED.fullmatch(tensor.name)
+        if stacked is not None and len(tensor.shape) == 3:
+            split += _slices(tensor, stacked[1], stacked[2])
+            continue
         match = _FUSED.fullmatch(tensor.name)
         if match is None:
             split.append(tensor)
@@ -70,6 +77,20 @@ def split_fused_experts(tensors: list[MappedTensor]) -> list[MappedTensor]:
                 name = f"{experts}.{number}.{part}_proj.weight"
                 split.append(_columns(tensor, name, number, place, len(parts)))
     return split
+
+
+def _slices(tensor: MappedTensor, experts: str, part: str) -> list[MappedTensor]:
+    size = quant.size_in_bytes(tensor.shape[1:], tensor.format)
+    return [
+        MappedTensor(
+            f"{experts}.{number}.{part}",
+            tensor.shape[1:],
+            tensor.format,
+            tensor.file,
+            tensor.offset + number * size,
+        )
+        for number in range(tensor.shape[0])
+    ]
 
 
 def _columns(

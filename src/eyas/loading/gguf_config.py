@@ -9,11 +9,10 @@ from eyas.loading.mapped import MappedTensor
 from eyas.loading.name_map import ROPE_FREQS
 
 # general.architecture is the Hugging Face model_type for these.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "llama4", "qwen2", "qwen3")
 
 # Metadata that changes the arithmetic in ways no model here implements, unless it has this value.
 _MUST_BE = {
-    "expert_count": 0,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
     "attention.scale": 0.0,
@@ -23,6 +22,14 @@ _MUST_BE = {
     "residual_scale": 0.0,
     "logit_scale": 0.0,
 }
+_DENSE_MUST_BE = {"expert_count": 0}
+_SIGMOID = 2
+_LLAMA4_MUST_BE = {"expert_gating_func": _SIGMOID, "leading_dense_block_count": 0}
+# What llama.cpp takes a Llama 4 file to mean that doesn't say so.
+_LLAMA4_CHUNK = _LLAMA4_FLOOR_SCALE = 8192
+_LLAMA4_ATTN_SCALE = 0.1
+_LLAMA4_NO_ROPE_INTERVAL = 4
+_MAVERICK_EXPERTS = 128  # the only model without norms on q and k
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
@@ -37,7 +44,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         raise ValueError(
             f"{file.path} has the architecture {arch!r}; supported: {', '.join(ARCHITECTURES)}"
         )
-    for key, value in _MUST_BE.items():
+    for key, value in (
+        _MUST_BE | (_LLAMA4_MUST_BE if arch == "llama4" else _DENSE_MUST_BE)
+    ).items():
         stored = file.metadata.get(f"{arch}.{key}", value)
         if isinstance(stored, list | np.ndarray):
             raise ValueError(f"{file.path}: {arch}.{key} is an array, which is not supported")
@@ -75,7 +84,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
     }
     window = file.integer(f"{arch}.attention.sliding_window", 0)
-    if window:  # in every layer; Hugging Face's llama with a window is called mistral
+    if arch == "llama4":
+        config |= _llama4(file, config)
+    elif window:  # in every layer; Hugging Face's llama with a window is called mistral
         config.update(sliding_window=window, use_sliding_window=True, max_window_layers=0)
         config["model_type"] = "mistral" if arch == "llama" else arch
     for key in ("bos", "eos"):
@@ -84,6 +95,40 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if ROPE_FREQS in file.tensors:
         config["rope_freq_factors"] = _rope_freq_factors(file, head_dim)
     return config
+
+
+def _llama4(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
+    """What a Llama 4 config has of its own. In these files a window is a chunk; none that is
+    written means the published models' 8192, and 0 means rope and full attention in every layer."""
+    num_layers, num_experts = config["num_hidden_layers"], file.integer("llama4.expert_count", 0)
+    own = {
+        "intermediate_size_mlp": config["intermediate_size"],
+        "use_qk_norm": num_experts != _MAVERICK_EXPERTS,
+        "moe_layers": [],
+    }
+    if num_experts:
+        step = _positive(file, "llama4.interleave_moe_layer_step")
+        own |= {
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": _positive(file, "llama4.expert_used_count"),
+            "intermediate_size": _positive(file, "llama4.expert_feed_forward_length"),
+            "moe_layers": list(range(step - 1, num_layers, step)),
+        }
+    chunk = file.integer("llama4.attention.sliding_window", _LLAMA4_CHUNK)
+    if chunk == 0:
+        return own | {
+            "attention_chunk_size": None,
+            "no_rope_layers": [1] * num_layers,
+            "attn_temperature_tuning": False,
+        }
+    length, scale = "attention.temperature_length", "attention.temperature_scale"
+    return own | {
+        "attention_chunk_size": chunk,
+        "no_rope_layer_interval": _LLAMA4_NO_ROPE_INTERVAL,
+        "attn_temperature_tuning": True,
+        "floor_scale": file.integer(f"llama4.{length}", _LLAMA4_FLOOR_SCALE),
+        "attn_scale": file.number(f"llama4.{scale}", _LLAMA4_ATTN_SCALE),
+    }
 
 
 def _positive(file: GGUFFile, key: str, default: int | None = None) -> int:

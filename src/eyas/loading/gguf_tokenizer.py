@@ -122,9 +122,9 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
         raise ValueError(
             f"{file.path}: tokenizer.ggml.pre = {name!r} is unknown; known: {', '.join(_SPLITS)}"
         )
-    # Llama 3's and Tekken's vocabularies come from tiktoken: a word that is a token is that
-    # token, whether or not merges lead to it.
-    from_tiktoken = name in ("llama-bpe", "llama3", "llama-v3", "tekken")
+    # Llama 3's, Llama 4's and Tekken's vocabularies come from tiktoken: a word that is a token is
+    # that token, whether or not merges lead to it.
+    from_tiktoken = name in ("llama-bpe", "llama3", "llama-v3", "llama4", "tekken")
     backend = tokenizers.Tokenizer(
         models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=from_tiktoken)
     )
@@ -162,6 +162,14 @@ _LLAMA3_SPLIT = _split_by(
 _QWEN2_SPLIT = _split_by(
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL
 )
+_LLAMA4_SPLIT = _split_by(  # GPT-4o's
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _CONTRACTIONS
+    + r"?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _CONTRACTIONS
+    + r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    + _TAIL
+)
 _TEKKEN_SPLIT = _split_by(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -173,6 +181,7 @@ _SPLITS: dict[str, Callable[[], Any]] = {
     "llama-bpe": _LLAMA3_SPLIT,
     "llama3": _LLAMA3_SPLIT,
     "llama-v3": _LLAMA3_SPLIT,
+    "llama4": _LLAMA4_SPLIT,
     "qwen2": _QWEN2_SPLIT,
     "deepseek-r1-qwen": _QWEN2_SPLIT,
     "tekken": _TEKKEN_SPLIT,

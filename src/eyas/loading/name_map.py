@@ -24,22 +24,37 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_LLAMA4_BLOCK = {
+    **{stem: name for stem, name in _BLOCK.items() if not name.startswith("mlp.")},
+    "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj",
+    "ffn_down": "feed_forward.down_proj",
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+    "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+    "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    "ffn_gate_exps": "feed_forward.experts.gate_proj",
+    "ffn_up_exps": "feed_forward.experts.up_proj",
+    "ffn_down_exps": "feed_forward.experts.down_proj",
+}
 _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,8})\.)?([a-z_]+)\.(weight|bias)")
 
 # Frequency factors of llama3-style rope: the loader puts them into the config.
 ROPE_FREQS = "rope_freqs.weight"
 
 
-def hugging_face_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor; a name that is not in the tables stays as it is, so
-    that it is reported as unused under the name that the file gives it."""
+def hugging_face_name(name: str, arch: str) -> str:
+    """The Hugging Face name of a GGUF tensor of architecture ``arch``; a name that is not in the
+    tables stays as it is, so that it is reported as unused under the name that the file gives it.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return name
     layer, stem, kind = match.groups()
     if layer is None:
         return f"{_TOP[stem]}.{kind}" if stem in _TOP else name
-    return f"model.layers.{layer}.{_BLOCK[stem]}.{kind}" if stem in _BLOCK else name
+    block = _LLAMA4_BLOCK if arch == "llama4" else _BLOCK
+    return f"model.layers.{layer}.{block[stem]}.{kind}" if stem in block else name
 
 
 def rope_projection(name: str) -> str | None:

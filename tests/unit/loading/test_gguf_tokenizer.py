@@ -138,6 +138,7 @@ def test_demo_facts() -> None:
 SPLITS = {
     "gpt-2": ["HE", "'", "LL", " 12345", "\n", " at"],
     "llama-bpe": ["HE", "'LL", " ", "123", "45", "\n", " at"],
+    "llama4": ["HE'LL", " ", "123", "45", "\n", " at"],
     "qwen2": ["HE", "'LL", " ", "1", "2", "3", "4", "5", "\n", " at"],
     "tekken": ["HE", "'LL", " ", "1", "2", "3", "4", "5", "\n", " at"],
     "smollm": ["HE", "'", "LL", " ", "1", "2", "3", "4", "5", "\n", " at"],
@@ -152,8 +153,9 @@ def test_splits_into_words_as_the_model_does(tmp_path: Path, pre: str) -> None:
     assert [text[start:stop] for start, stop in spans] == SPLITS[pre]
 
 
-def test_tekken_splits_at_capitals(tmp_path: Path) -> None:
-    backend = byte_level(tmp_path, "tekken")._backend
+@pytest.mark.parametrize("pre", ["tekken", "llama4"])
+def test_splits_at_capitals(tmp_path: Path, pre: str) -> None:
+    backend = byte_level(tmp_path, pre)._backend
     text = "camelCase HTMLPage"
     spans = [span for _, span in backend.pre_tokenizer.pre_tokenize_str(text)]
     assert [text[a:b] for a, b in spans] == ["camel", "Case", " HTMLPage"]
