@@ -2,6 +2,7 @@
 // side has checked shapes and types.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -12,6 +13,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "collective.h"
 #include "moe.h"
 #include "nodes.h"
 #include "pack.h"
@@ -294,6 +296,24 @@ NB_MODULE(_core, m) {
            },
            "type"_a, "layers"_a);
 
+  nb::class_<Group>(m, "Group")
+      .def_ro("rank", &Group::rank)
+      .def_ro("size", &Group::size);
+  m.attr("SLOT_FLOATS") = Group::SLOT_FLOATS;
+  m.def("shared_group_bytes", &SharedGroup::num_bytes, "size"_a);
+  nb::class_<SharedGroup, Group>(m, "SharedGroup")
+      .def("__init__",
+           [](SharedGroup* self,
+              const nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& memory,
+              int rank, int size) {
+             if (static_cast<int64_t>(memory.shape(0)) < SharedGroup::num_bytes(size))
+               throw std::invalid_argument("the ranks' memory is too small");
+             new (self) SharedGroup(memory.data(), rank, size);
+           },
+           "memory"_a, "rank"_a, "size"_a, nb::keep_alive<1, 2>());
+  nb::class_<CallbackGroup, Group>(m, "CallbackGroup")
+      .def(nb::init<CallbackGroup::Exchange, int, int>(), "exchange"_a, "rank"_a, "size"_a);
+
   nb::class_<Experts>(m, "Experts")
       .def("__init__",
            [](Experts* self, const std::vector<std::vector<PartTuple>>& gate_up,
@@ -315,8 +335,8 @@ NB_MODULE(_core, m) {
       .def("add_buffer", &Program::add_buffer)
       .def("add_quant_buffer", &Program::add_quant_buffer)
       .def("embed",
-           [](Program& p, WeightPtr table, int ids, const ViewTuple& out) {
-             p.add_node(embed_node(std::move(table), ids, view_of(out)));
+           [](Program& p, WeightPtr table, int ids, int64_t first, const ViewTuple& out) {
+             p.add_node(embed_node(std::move(table), ids, first, view_of(out)));
            })
       .def("linear",
            [](Program& p, WeightPtr weight, const ViewTuple& x, int quant, const ViewTuple& out,
@@ -376,6 +396,12 @@ NB_MODULE(_core, m) {
              for (auto& node : moe_nodes(std::move(experts), std::move(assignments), view_of(x),
                                          view_of(scores), view_of(out), buffers))
                p.add_node(std::move(node));
+           })
+      .def("gather",
+           [](Program& p, std::shared_ptr<Group> group, const ViewTuple& x, const ViewTuple& out,
+              std::vector<int64_t> widths, bool sum) {
+             p.add_node(gather_node(std::move(group), view_of(x), view_of(out), std::move(widths),
+                                    sum));
            })
       .def("run", &run_program, "num_rows"_a, "externals"_a, "ids"_a, "plans"_a, "caches"_a)
       .def("set_profiling", &Program::set_profiling)

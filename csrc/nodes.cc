@@ -11,16 +11,24 @@ namespace {
 
 class Embed : public ByRows {
  public:
-  Embed(WeightPtr table, int ids, View out)
-      : ByRows("embed"), table_(std::move(table)), ids_(ids), out_(out) {}
+  Embed(WeightPtr table, int ids, int64_t first, View out)
+      : ByRows("embed"), table_(std::move(table)), ids_(ids), first_(first), out_(out) {}
   void run_rows(const Step& step, Range range) const override {
-    step.context.kernels.embed(table_->weight, step.ids[static_cast<size_t>(ids_)],
-                               step.rows(out_), range.begin, range.end);
+    const Rows out = step.rows(out_);
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      const int64_t id = step.ids[static_cast<size_t>(ids_)][row] - first_;
+      const Rows to{out.data + row * out.stride, out.stride};
+      if (id < 0 || id >= table_->weight.num_outputs)
+        std::memset(to.data, 0, static_cast<size_t>(out_.width) * sizeof(float));
+      else
+        step.context.kernels.embed(table_->weight, &id, to, 0, 1);
+    }
   }
 
  private:
   WeightPtr table_;
   int ids_;
+  int64_t first_;
   View out_;
 };
 
@@ -283,8 +291,8 @@ class Merge : public NotByRows {
 
 }  // namespace
 
-std::unique_ptr<Node> embed_node(WeightPtr table, int ids, View out) {
-  return std::make_unique<Embed>(std::move(table), ids, out);
+std::unique_ptr<Node> embed_node(WeightPtr table, int ids, int64_t first, View out) {
+  return std::make_unique<Embed>(std::move(table), ids, first, out);
 }
 std::unique_ptr<Node> linear_node(WeightPtr weight, View x, int quant, View out, bool accumulate) {
   return std::make_unique<Linear>(std::move(weight), x, quant, out, accumulate);

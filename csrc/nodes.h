@@ -10,8 +10,9 @@ namespace eyas {
 
 using WeightPtr = std::shared_ptr<PackedWeight>;
 
-// ids: index of the token ids among a replay's integer inputs.
-std::unique_ptr<Node> embed_node(WeightPtr table, int ids, View out);
+// ids: index of the token ids among a replay's integer inputs. The table holds the ids from `first`
+// on; others give zeros.
+std::unique_ptr<Node> embed_node(WeightPtr table, int ids, int64_t first, View out);
 // x at quant buffer `quant` if the weight wants int8, else at `x`. accumulate: out += result.
 std::unique_ptr<Node> linear_node(WeightPtr weight, View x, int quant, View out, bool accumulate);
 // quant -1: not wanted.

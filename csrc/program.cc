@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <utility>
 
 namespace eyas {
 
@@ -94,6 +95,7 @@ bool Program::run(int64_t num_rows, const std::vector<External>& externals,
   };
   const bool done = context_->pool.run(body, &call);
   for (const External& e : externals) buffers_[static_cast<size_t>(e.buffer)].external = nullptr;
+  if (context_->failure) std::rethrow_exception(std::exchange(context_->failure, nullptr));
   return done;
 }
 

@@ -5,6 +5,7 @@
 // work at the same rows.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@ class Context {
   ThreadPool pool;
   std::vector<Bytes> scratch;  // per thread
   void reserve_scratch(int64_t bytes);
+  // What a node threw while the threads were running: for whoever runs the program.
+  std::exception_ptr failure;
 
  private:
   int64_t scratch_bytes_ = 0;
@@ -114,7 +117,7 @@ class Program {
 // What a node sees of a replay.
 struct Step {
   const Program& program;
-  const Context& context;
+  Context& context;
   int64_t num_rows;
   int num_threads;
   const std::vector<const int64_t*>& ids;

@@ -7,14 +7,6 @@
 namespace eyas {
 namespace {
 
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Returns when `value` is no longer `old`: spins, then lets others have the core, then parks.
 void await_change(const std::atomic<uint32_t>& value, uint32_t old, std::chrono::microseconds spin) {
   for (int i = 0; i < 2000; ++i) {

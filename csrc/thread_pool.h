@@ -11,6 +11,15 @@
 
 namespace eyas {
 
+// Tells the core that this thread spins.
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // throws std::system_error if threads run out

@@ -1,6 +1,6 @@
 """Types of the native module that csrc/bindings.cc defines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -81,11 +81,28 @@ class Experts:
 class Assignments:
     def __init__(self, num_experts: int, top_k: int, kind: str, normalise: bool) -> None: ...
 
+SLOT_FLOATS: int
+
+def shared_group_bytes(size: int) -> int: ...
+
+class Group:
+    rank: int
+    size: int
+
+class SharedGroup(Group):
+    def __init__(self, memory: npt.NDArray[np.uint8], rank: int, size: int) -> None: ...
+
+class CallbackGroup(Group):
+    def __init__(self, exchange: Callable[[int, int], None], rank: int, size: int) -> None: ...
+
 class Program:
     def __init__(self, context: Context) -> None: ...
     def add_buffer(self, width: int) -> int: ...
     def add_quant_buffer(self, width: int) -> int: ...
-    def embed(self, table: PackedWeight, ids: int, out: View) -> None: ...
+    def embed(self, table: PackedWeight, ids: int, first: int, out: View) -> None: ...
+    def gather(
+        self, group: Group, x: View, out: View, widths: Sequence[int], sum: bool
+    ) -> None: ...
     def linear(
         self, weight: PackedWeight, x: View, quant: int, out: View, accumulate: bool
     ) -> None: ...

@@ -6,6 +6,8 @@ Shares may be uneven; the first ranks get more.
 
 from dataclasses import dataclass
 
+_TILE = 16  # outputs that the kernels compute together
+
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
@@ -86,6 +88,19 @@ def split_heads(num_query: int, num_kv: int, size: int) -> tuple[HeadShare, ...]
         )
         first_rank = last_rank
     return tuple(shares)
+
+
+def split_vocabulary(vocab_size: int, size: int) -> tuple[Share, ...]:
+    """The ranks' rows of an embedding table or output head, cut at whole tiles where possible.
+
+    ValueError if there are more ranks than tokens.
+    """
+    shares = split_units(vocab_size, size, _TILE) or split_units(vocab_size, size)
+    if shares is None:
+        raise ValueError(
+            f"tensor_parallel_size {size} is more than the vocabulary's {vocab_size} tokens"
+        )
+    return shares
 
 
 def split_threads(num_threads: int, size: int) -> tuple[int, ...]:

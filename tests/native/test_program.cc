@@ -102,7 +102,7 @@ Recorded record(const Model& m, std::shared_ptr<Context> context) {
                        quant(TOP_K * HIDDEN), quant(TOP_K * INTERMEDIATE)};
   const auto assignments = std::make_shared<Assignments>(NUM_EXPERTS, TOP_K, m.gating);
 
-  p.add_node(embed_node(m.table, 0, x));
+  p.add_node(embed_node(m.table, 0, 0, x));
   p.add_node(angles_node({1.0f, 0.5f, 0.25f, 0.1f, 0.05f, 0.02f, 0.01f, 0.001f}, 1, cos, sin));
   for (int layer = 0; layer < 2; ++layer) {
     p.add_node(norm_node(m.norm, 1e-5f, x, normed, normed_q));

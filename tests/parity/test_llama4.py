@@ -259,7 +259,7 @@ def test_quantised_as_it_loads_equals_quantised_values(
         ({"no_rope_layers": [1, 1]}, "no_rope_layers has 2 entries, but num_hidden_layers is 4"),
         ({"layer_types": ["full_attention"] * 4}, "layer_types differs"),
         ({"moe_layers": [-1]}, "moe_layers"),
-        ({"moe_layers": [0]}, "no tensor model.layers.1.feed_forward.gate_proj.weight"),
+        ({"moe_layers": [0]}, "no tensor model.layers.1.feed_forward.down_proj.weight"),
         ({"attention_chunk_size": 0}, "attention_chunk_size 0 must be a positive integer"),
         ({"floor_scale": 0}, "floor_scale 0 must be a positive integer"),
         ({"attn_scale": "big"}, "attn_scale 'big' must be a number"),

@@ -1,16 +1,17 @@
 """The attention block."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from eyas.layers.linear import Linear, load_linear
+from eyas.layers.linear import Linear, RowParallelLinear, load_linear, load_row_parallel
 from eyas.layers.norm import RMSNorm, load_rms_norm
 from eyas.layers.rope import Rope
 from eyas.layers.source import Source
 from eyas.ops.base import Array, AttentionShape, Handle, Ops, Value
+from eyas.parallel import Parallel, split_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,15 @@ class AttentionTemperature:
         return factors_T.astype(np.float32)[:, None]
 
 
+def local_shape(shape: AttentionShape, parallel: Parallel) -> AttentionShape:
+    """The shape with this rank's heads only."""
+    own = split_heads(shape.num_query_heads, shape.num_kv_heads, parallel.size)[parallel.rank]
+    return replace(shape, num_query_heads=own.query.size, num_kv_heads=own.kv.size)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One layer's attention.
+    """One layer's attention, all ranks' heads together.
 
     ``qk_norm_eps``: each head of q and k goes through an RMS norm with this epsilon (None: no
     norm); ``unit_norm_eps``: through one without weights, after rope. ``rope`` None leaves
@@ -62,9 +69,12 @@ class AttentionSpec:
     def build(self, source: Source, prefix: str, hidden_size: int) -> "Attention":
         """From the checkpoint's ``{prefix}.self_attn.*``."""
         prefix = f"{prefix}.self_attn"
-        head_dim = self.shape.head_dim
+        head_dim, parallel = self.shape.head_dim, source.ops.parallel
         query_size = self.shape.num_query_heads * head_dim
         kv_size = self.shape.num_kv_heads * head_dim
+        heads = split_heads(self.shape.num_query_heads, self.shape.num_kv_heads, parallel.size)
+        own_query = heads[parallel.rank].query.scaled(head_dim)
+        own_kv = heads[parallel.rank].kv.scaled(head_dim)
         qkv_parts = [
             (f"{prefix}.q_proj", query_size),
             (f"{prefix}.k_proj", kv_size),
@@ -83,9 +93,14 @@ class AttentionSpec:
         return Attention(
             self,
             source.ops,
-            qkv=load_linear(source, qkv_parts, hidden_size, self.qkv_bias),
-            output=load_linear(
-                source, [(f"{prefix}.o_proj", hidden_size)], query_size, self.output_bias
+            qkv=load_linear(
+                source, qkv_parts, hidden_size, self.qkv_bias, (own_query, own_kv, own_kv)
+            ),
+            output=load_row_parallel(
+                source,
+                source.weights.take(f"{prefix}.o_proj.weight", (hidden_size, query_size)),
+                [share.query.scaled(head_dim) for share in heads],
+                self.output_bias,
             ),
             q_norm=q_norm,
             k_norm=k_norm,
@@ -101,7 +116,7 @@ class Attention:
         spec: AttentionSpec,
         ops: Ops,
         qkv: Linear,
-        output: Linear,
+        output: RowParallelLinear,
         q_norm: RMSNorm | None,
         k_norm: RMSNorm | None,
         unit_norm: RMSNorm | None,
@@ -113,8 +128,9 @@ class Attention:
         self._k_norm = k_norm
         self._unit_norm = unit_norm
         self._interleaved = spec.rope is not None and spec.rope.interleaved
-        self._query_size = spec.shape.num_query_heads * spec.shape.head_dim
-        self._kv_size = spec.shape.num_kv_heads * spec.shape.head_dim
+        shape = local_shape(spec.shape, ops.parallel)
+        self._query_size = shape.num_query_heads * shape.head_dim
+        self._kv_size = shape.num_kv_heads * shape.head_dim
         self._scale = spec.shape.head_dim**-0.5
 
     def __call__(self, x_TH: Value, place: AttentionPlace) -> Value:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from eyas.layers.linear import Linear, load_linear
+from eyas.layers.linear import Linear, load_linear, split_neurons
 from eyas.layers.mlp import GatedMLP, GatedMLPSpec
 from eyas.layers.source import Source
+from eyas.loading.quant import block_size
+from eyas.loading.shard import shard
 from eyas.ops.base import Handle, Ops, Routing, Value
 
 
@@ -13,17 +15,29 @@ class MoE:
     [T, H] -> [T, H] (Shazeer et al. 2017; Rajbhandari et al. 2022 for the shared expert)."""
 
     def __init__(
-        self, ops: Ops, router: Linear, experts: Handle, shared: GatedMLP, routing: Routing
+        self,
+        ops: Ops,
+        router: Linear,
+        experts: Handle,
+        shared: GatedMLP,
+        routing: Routing,
+        has_partial: bool,
     ) -> None:
+        """``has_partial``: this rank has a share of each expert's neurons."""
         self._ops = ops
         self._router = router
         self._experts = experts
         self._shared = shared
         self._routing = routing
+        self._has_partial = has_partial
 
     def __call__(self, x_TH: Value) -> Value:
         routed_TH = self._ops.moe(self._experts, x_TH, self._router(x_TH), self._routing)
-        return self._ops.add(self._shared(x_TH), routed_TH)
+        if not self._has_partial:
+            return self._ops.add(self._shared(x_TH), routed_TH)
+        if self._shared.has_partial:  # one exchange for both
+            return self._ops.all_reduce(self._ops.add(self._shared.partial(x_TH), routed_TH))
+        return self._ops.add(self._shared(x_TH), self._ops.all_reduce(routed_TH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,13 @@ class MoESpec:
                 ]
             )
             down.append(take(f"{expert}.down_proj.weight", (hidden_size, size)))
+        ranks = source.ops.parallel
+        block_of_all = max(block_size(weight.format) for weight in down)
+        shares = split_neurons(size, ranks.size, block_of_all)
+        if shares is not None:  # else every rank has all neurons
+            own = shares[ranks.rank]
+            gate_up = [[shard(weight, rows=own) for weight in pair] for pair in gate_up]
+            down = [shard(weight, columns=own) for weight in down]
         experts = source.ops.pack_experts(gate_up, down)
         shared = GatedMLPSpec(size, name="shared_expert").build(source, block, hidden_size)
-        return MoE(source.ops, router, experts, shared, self.routing)
+        return MoE(source.ops, router, experts, shared, self.routing, shares is not None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from eyas.kv_spec import KVGroupSpec
-from eyas.layers.attention import AttentionPlace, AttentionTemperature
+from eyas.layers.attention import AttentionPlace, AttentionTemperature, local_shape
 from eyas.layers.embedding import Embedding, load_embedding_and_head
 from eyas.layers.layer import Layer, LayerSpec
 from eyas.layers.linear import Linear
@@ -119,7 +119,10 @@ def build_decoder(spec: DecoderSpec, weights: Weights, ops: Ops, owner: str) -> 
     ]
     final_norm = load_rms_norm(source, "model.norm", spec.hidden_size, spec.final_norm_eps)
     weights.finish()
-    groups = tuple(_group(*kind, kinds.count(kind), owner) for kind in order)
+    groups = tuple(
+        _group(local_shape(kind[0], ops.parallel), kind[1], kinds.count(kind), owner)
+        for kind in order
+    )
     return Decoder(spec, ops, groups, embedding, layers, final_norm, head)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from eyas.parallel import Parallel, Share
 from eyas.tensors import StoredTensor
 
 Handle: TypeAlias = Any  # opaque: only the implementation that made it can read it
@@ -103,6 +104,12 @@ class Ops(Protocol):
     """See the module's docstring for the contract."""
 
     name: str
+    parallel: Parallel  # this process's place among those that run a model together
+
+    def single(self) -> "Ops":
+        """The same ops for a model that every rank holds whole: ``parallel`` is one of one. Its
+        values and handles are these ops' too."""
+        ...
 
     def compile(self, function: Callable[..., Value]) -> Callable[..., Array]:
         """``function`` over arrays: int64 [T] or contiguous float32 [T, width], plans and KVCaches,
@@ -143,8 +150,16 @@ class Ops(Protocol):
         """x @ weight.T + bias."""
         ...
 
-    def embed(self, handle: Handle, ids_T: Value) -> Value:
-        """Rows of the table."""
+    def embed(self, handle: Handle, ids_T: Value, first: int = 0) -> Value:
+        """Rows of the table, whose ids begin at ``first``; zeros for ids that it doesn't hold."""
+        ...
+
+    def all_reduce(self, x: Value) -> Value:
+        """The sum of all ranks' ``x``, added up in rank order: ((x_0 + x_1) + x_2) + ..."""
+        ...
+
+    def all_gather(self, x: Value, shares: Sequence[Share]) -> Value:
+        """All ranks' columns side by side; rank r's are ``shares[r]`` of the result."""
         ...
 
     def split(self, x: Value, widths: Sequence[int]) -> tuple[Value, ...]:

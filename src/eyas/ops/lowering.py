@@ -150,8 +150,8 @@ class _Lowering:
     # Instructions, by kind.
 
     def _embed(self, instruction: Instruction, number: int) -> None:
-        table, ids = instruction.arguments
-        self._program.embed(table, ids.index, self._view(instruction.outputs[0]))
+        table, ids, first = instruction.arguments
+        self._program.embed(table, ids.index, first, self._view(instruction.outputs[0]))
 
     def _linear(self, instruction: Instruction, number: int) -> None:
         (handle,) = instruction.arguments
@@ -203,6 +203,11 @@ class _Lowering:
         for value in instruction.inputs:
             self._program.copy(self._view(value), (buffer, offset, value.width))
             offset += value.width
+
+    def _gather(self, instruction: Instruction, number: int) -> None:
+        group, widths, add_up = instruction.arguments
+        x, out = self._view(instruction.inputs[0]), self._view(instruction.outputs[0])
+        self._program.gather(group, x, out, widths, add_up)
 
     def _rms_norm(self, instruction: Instruction, number: int) -> None:
         weight, eps = instruction.arguments

@@ -1,5 +1,6 @@
 """NativeOps: the kernels of ``csrc/``, recorded once per model and replayed once per step."""
 
+import copy
 import logging
 import mmap
 import os
@@ -24,6 +25,7 @@ from eyas.ops.base import (
 )
 from eyas.ops.compiled import Compiled
 from eyas.ops.recorder import Input, Instruction, Recorded, Recording
+from eyas.parallel import SINGLE, Parallel, Share
 from eyas.tensors import StoredTensor
 
 logger = logging.getLogger(__name__)
@@ -67,12 +69,20 @@ class NativeExperts:
     down_int8: bool
 
 
+@dataclass(slots=True)
+class _Recorder:
+    """The recording under way, if any: of these ops, and of ``single`` ones made from them."""
+
+    recording: Recording | None = None
+
+
 class NativeOps:
     """The Ops protocol on this machine's best instruction set (or the one that EYAS_ISA names).
 
     ``weight_dtype`` None keeps weights as they are stored, bit for bit; a float type rounds them to
     it. ``activation_dtype``: what quantised weights are multiplied with: "int8" (which "auto" is),
     quantised per row and group of 32, or "float32". ``num_threads`` None is one per core.
+    ``group``: where the ranks that run a model together meet; None: this one runs it alone.
 
     ValueError for an instruction set that is not in this build, or that this machine lacks.
     """
@@ -85,22 +95,30 @@ class NativeOps:
         activation_dtype: ActivationType = "auto",
         num_threads: int | None = None,
         instruction_set: str | None = None,
+        group: _core.Group | None = None,
     ) -> None:
         isa = instruction_set or os.environ.get(ISA_VARIABLE) or _core.instruction_sets()[0]
         self.context = _core.Context(isa, num_threads or _available_cores())
         self._arena = _core.Arena()
         self._weight_format = None if weight_dtype is None else _FLOATS[weight_dtype]
         self._int8 = activation_dtype != "float32"
-        self._recording: Recording | None = None
+        self._recorder = _Recorder()
+        self._group = group
+        self.parallel = SINGLE if group is None else Parallel(group.rank, group.size)
+
+    def single(self) -> "NativeOps":
+        ops = copy.copy(self)
+        ops._group, ops.parallel = None, SINGLE
+        return ops
 
     def compile(self, function: Callable[..., Value]) -> Compiled:
         def record(stand_ins: Sequence[Any]) -> tuple[Recording, Recorded]:
-            assert self._recording is None, "a compiled function called another one"
-            recording = self._recording = Recording()
+            assert self._recorder.recording is None, "a compiled function called another one"
+            recording = self._recorder.recording = Recording()
             try:
                 return recording, function(*stand_ins)
             finally:
-                self._recording = None
+                self._recorder.recording = None
 
         return Compiled(self.context, record)
 
@@ -203,9 +221,22 @@ class NativeOps:
         assert x.width == handle.num_inputs, (x.width, handle.num_inputs)
         return self._record("linear", [x], handle.num_outputs, handle)
 
-    def embed(self, handle: NativeLinear, ids: Input) -> Recorded:
+    def embed(self, handle: NativeLinear, ids: Input, first: int = 0) -> Recorded:
         (part,) = handle.parts
-        return self._record("embed", [], handle.num_inputs, part.packed, ids)
+        return self._record("embed", [], handle.num_inputs, part.packed, ids, first)
+
+    def all_reduce(self, x: Recorded) -> Recorded:
+        if self._group is None:
+            return x
+        widths = [x.width] * self.parallel.size
+        return self._record("gather", [x], x.width, self._group, widths, True)
+
+    def all_gather(self, x: Recorded, shares: Sequence[Share]) -> Recorded:
+        widths = [share.size for share in shares]
+        assert x.width == widths[self.parallel.rank], (x.width, shares)
+        if self._group is None:
+            return x
+        return self._record("gather", [x], sum(widths), self._group, widths, False)
 
     def split(self, x: Recorded, widths: Sequence[int]) -> tuple[Recorded, ...]:
         assert sum(widths) == x.width, (widths, x.width)
@@ -230,9 +261,10 @@ class NativeOps:
         return self._record("rms_norm", [x], x.width, weight.tolist(), eps)
 
     def angles(self, inv_freq: torch.Tensor, positions: Input) -> tuple[Recorded, Recorded]:
-        assert self._recording is not None, "angles outside a compiled function"
+        recording = self._recorder.recording
+        assert recording is not None, "angles outside a compiled function"
         tables = Recorded(len(inv_freq)), Recorded(len(inv_freq))
-        self._recording.instructions.append(
+        recording.instructions.append(
             Instruction("angles", (), tables, (inv_freq.tolist(), positions))
         )
         return tables
@@ -268,8 +300,9 @@ class NativeOps:
         return self._record("attention", [q, k, v], q.width, plan, kv, layer, scale)
 
     def _record(self, kind: str, inputs: list[Recorded], width: int, *arguments: Any) -> Recorded:
-        assert self._recording is not None, f"{kind} outside a compiled function"
-        return self._recording.add(kind, inputs, width, *arguments)
+        recording = self._recorder.recording
+        assert recording is not None, f"{kind} outside a compiled function"
+        return recording.add(kind, inputs, width, *arguments)
 
     def _kept_format(self, weight: StoredTensor) -> str:
         if self._weight_format is not None:

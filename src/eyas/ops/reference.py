@@ -13,9 +13,11 @@ import numpy.typing as npt
 import torch
 
 from eyas.ops.base import AttentionShape, AttentionSpan, KVCache, KVLayer, KVShape, Routing
+from eyas.parallel import SINGLE, Parallel, Share
 from eyas.tensors import StoredTensor
 
 Array = npt.NDArray[np.float32]
+Exchange = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 
 _KEY_TILE = 64
 _WEIGHT_ROWS = 4096  # bounds the memory of a product's terms
@@ -44,6 +46,15 @@ class ReferenceOps:
     """The Ops protocol, one row at a time, in float32."""
 
     name = "reference"
+
+    def __init__(self, parallel: Parallel = SINGLE, exchange: Exchange | None = None) -> None:
+        """``exchange`` takes this rank's tensor and returns all ranks', in rank order."""
+        assert (exchange is None) == (parallel.size == 1), parallel
+        self.parallel = parallel
+        self._exchange = exchange
+
+    def single(self) -> "ReferenceOps":
+        return ReferenceOps()
 
     def compile(self, function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
         @torch.inference_mode()
@@ -108,8 +119,22 @@ class ReferenceOps:
                     out[t] += handle.bias_N.numpy()
         return out_TN
 
-    def embed(self, handle: ReferenceWeight, ids_T: torch.Tensor) -> torch.Tensor:
-        return torch.stack([handle.weight_NK[token_id] for token_id in ids_T.tolist()])
+    def embed(self, handle: ReferenceWeight, ids_T: torch.Tensor, first: int = 0) -> torch.Tensor:
+        table = handle.weight_NK
+        nothing = torch.zeros(table.shape[1])
+        places = [token_id - first for token_id in ids_T.tolist()]
+        return torch.stack([table[i] if 0 <= i < len(table) else nothing for i in places])
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        total, *others = [x] if self._exchange is None else self._exchange(x)
+        for other in others:
+            total = total + other
+        return total
+
+    def all_gather(self, x: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:
+        parts = [x] if self._exchange is None else self._exchange(x)
+        assert [part.shape[1] for part in parts] == [share.size for share in shares]
+        return torch.cat([*parts], dim=1)
 
     def split(self, x: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
         return tuple(part.contiguous() for part in torch.split_with_sizes(x, list(widths), dim=1))
